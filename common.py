@@ -513,8 +513,8 @@ def launch(file, doc, variants, requires, flags=lambda parser: None, formulas=No
     """Run a chapter, with lab/ if that lies beside this file, and leave with its exit status.
     variants: {name: train(run) or (train, its own flags)}. requires(args, ranks) raises Refused."""
     if Path(__file__).with_name("lab").exists():
-        from lab.run import report
-        report.launch(file, doc, variants, requires, flags, formulas)       # does not come back
+        import lab.launch
+        lab.launch.launch(file, doc, variants, requires, flags, formulas)   # does not come back
     args = parse(file, doc, variants, flags, argv=None)
     try:
         requires(args, environment("WORLD_SIZE", 1))

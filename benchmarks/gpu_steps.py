@@ -11,8 +11,7 @@ from typing import NamedTuple
 from unittest import mock
 
 from common import Refused
-from lab import ROOT, chapters
-from lab.run import strict
+from lab import ROOT, chapters, launch
 
 GB = 1e9
 FOLDER = ROOT / "runs/gpu"
@@ -177,9 +176,8 @@ def parsed(step):
     """The arguments of a chapter's step; raises Refused as the run would."""
     name, *flags = step.words
     module = chapters.chapter(name[:2])
-    own = getattr(module, "flags", lambda parser: None)
     ranks = {"WORLD_SIZE": str(step.ranks), "LOCAL_WORLD_SIZE": str(step.ranks)}
     with mock.patch.dict(os.environ, ranks):
-        args = strict.parse(module.__file__, "", module.VARIANTS, own, flags)
+        args = launch.parse(module, flags)
         module.requires(args, step.ranks)
     return args

@@ -47,7 +47,8 @@ import common  # noqa: E402  (after the path to it)
 from benchmarks import results  # noqa: E402
 from common import Refused  # noqa: E402
 from lab import chapters as rooms  # noqa: E402
-from lab.run import commands, meters, refusals, report, strict  # noqa: E402  # noqa: E402
+from lab import launch  # noqa: E402
+from lab.run import commands, meters, refusals, report  # noqa: E402
 
 SETUP_STEPS = 3         # the first steps allocate, and are metered
 # Shapes on a CPU (data parallel: a sequence per rank, and enough parameters for communication to be
@@ -166,8 +167,8 @@ def alternate(sides):
             chapter, flags = sides[me][0], [flag for flag in sides[me][1] if flag != "--serial"]
             module = rooms.chapter(chapter[:2])
             own = getattr(module, "flags", lambda parser: None)
-            report.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, own,
-                        module.formulas, flags)
+            launch.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, own,
+                        module.formulas, flags, make_run=TakesTurns)
         except BaseException:
             traceback.print_exc()
             os._exit(1)                                 # the other side would wait for ever
@@ -179,7 +180,6 @@ def alternate(sides):
                             (common, "all_gather"), (common, "reduce_scatter")):
             waits = waited_for(getattr(owner, name), lambda: serial[current[0]])
             patches.enter_context(mock.patch.object(owner, name, waits))
-        report.Run = TakesTurns
         threads = [threading.Thread(target=play, args=(i,), name=str(i)) for i in range(2)]
         for thread in threads:
             thread.start()
@@ -346,9 +346,8 @@ def accept(argv):
 def refuse_run(chapter, ranks, flags):
     """Raise Refused where the chapter on so many ranks would."""
     module = rooms.chapter(chapter[:2])
-    own = getattr(module, "flags", lambda parser: None)
     flags = ["--no-verify", *(flag for flag in flags if flag != "--serial")]
-    args = strict.parse(module.__file__, "", module.VARIANTS, own, flags)
+    args = launch.parse(module, flags)
     module.requires(args, ranks)
 
 
@@ -360,7 +359,7 @@ def main(argv=None):
         if dist.get_rank() == 0:
             print(json.dumps(answer), flush=True)
         dist.barrier()
-        os._exit(0)                                     # as lab.run.report.launch does, and why
+        os._exit(0)                                     # as lab.launch.launch does, and why
 
     results.tell(table(args.pairs, args.steps, args.flags),
                  f"chapter {args.only}" if args.only else "chapters", args.record)

@@ -1,10 +1,10 @@
-"""Writes and grades hunts: lab/classroom/hunt.py."""
+"""Writes and grades hunts: lab/museum/hunt.py."""
 
 from lab.classroom import checks
 
 if __name__ == "__main__":
     checks.warm_up()                                    # another interpreter imports torch already
-    from lab.classroom import hunt
+    from lab.museum import hunt
     from lab.run import commands
 
     commands.program(hunt.main)

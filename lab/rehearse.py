@@ -36,7 +36,7 @@ from common import Config, Refused
 from lab import chapters
 from lab.drawing import save
 from lab.rehearsal import fakes, growth, rehearsal, rehearsed
-from lab.run import anatomy, commands, refusals, strict
+from lab.run import commands, refusals, strict
 from lab.run.bench import wrote
 
 PRESETS = {             # as published
@@ -55,6 +55,7 @@ PUBLISHED = {           # flags of 09_5d.py; what the planner's layout has besid
                     "--top-k 8 --shared-expert --zero 1 --schedule dualpipe-v --batch 15360 "
                     "--recompute full --precision bf16 --software deepseek-v3", {}),
 }
+common.PRESETS.update(PRESETS)
 UNLIKE = {              # what chapter 09 cannot do of them, by how their names begin
     "llama3": "a stage has two slices here, and not each layer for one; the first and the last "
               "stage have no layer less; documents are not packed",
@@ -83,9 +84,9 @@ def flags(chapter, parser):
         help="the one of them that is rehearsed; default: 0")
     add("--operators", choices=("gpu", "cpu"), default="gpu",
         help="whose: of a GPU RMSNorm is one, which keeps less for backward; default: gpu")
-    add("--cluster", choices=anatomy.planner().CLUSTERS, default="h100",
+    add("--cluster", choices=chapters.chapter("10").CLUSTERS, default="h100",
         help="whose rates and memory the planner takes; default: h100")
-    add("--software", choices=anatomy.planner().SOFTWARE,
+    add("--software", choices=chapters.chapter("10").SOFTWARE,
         help="say what this one frees that ours keeps, by the planner")
     add("--routing", choices=("balanced", "zipf"), default="balanced",
         help="how experts are picked: in turn, or drawn by Zipf's law, the first one most often")
@@ -120,10 +121,10 @@ def with_published(argv):
 
 
 def parse(chapter, argv):
-    with (mock.patch.dict(common.PRESETS, PRESETS),
-          mock.patch("lab.run.strict.refuse_sizes")):   # what this machine has is no limit
-        args = strict.parse(chapter.__file__, chapter.__doc__, chapter.VARIANTS,
-                            functools.partial(flags, chapter), argv)
+    name = Path(chapter.__file__).stem
+    args = strict.parse(chapter.__file__, chapter.__doc__, chapter.VARIANTS,
+                        functools.partial(flags, chapter), argv, chapters.about(name),
+                        fits_here=False)
     refuse_misfits(chapter, args, {word.partition("=")[0] for word in argv})
     place = fakes.place(args.rank, args.ranks)          # a machine's ranks
     with strict.ranks_by_flag(), mock.patch.dict(os.environ, place):

@@ -34,7 +34,8 @@ from torch import nn
 import common
 from common import Refused, environment
 from lab.chapters import chapter
-from lab.run import anatomy, commands, meeting, ranks, refusals, strict
+from lab.planner.models import as_planned
+from lab.run import commands, meeting, ranks, refusals, strict
 from lab.run.formulas import WATCHED_STEPS
 
 WORLDS = 1, 2, 4, 8
@@ -154,7 +155,7 @@ STEPS = WATCHED_STEPS + 3
 def cluster_of(rates, n):
     """The planner's Cluster with these rates. Those in bytes are halved, for the planner counts 2
     bytes for a number that has 4 here."""
-    ten = anatomy.planner()
+    ten = chapter("10")
     return ten.Cluster(peak=rates["flops"], matmul=1, attention=1, memory=1e30, nic=1, per_node=n,
                        hbm=rates["memory"] / 2 / ten.HBM, alpha=rates["alpha"],
                        nvlink=1 / max(rates["beta"], 1e-18) / 2 / ten.NVLINK)
@@ -165,7 +166,7 @@ def layout_of(axis, n):
     all sequences of a rank."""
     degree = "dp" if axis == "zero3" else axis
     micro_batches = {"dp": n, "pp": BATCH}.get(degree, 1)       # of all ranks
-    return anatomy.planner().Layout(**{degree: n}, zero=3 * (axis == "zero3"), sp=False,
+    return chapter("10").Layout(**{degree: n}, zero=3 * (axis == "zero3"), sp=False,
                                     micro_batch=BATCH // micro_batches)
 
 
@@ -179,9 +180,9 @@ def command_of(axis, n):
 def predict_seconds(axis, n, cluster):
     """{cause: seconds} of a step. A gradient is one number, as here, and nothing hides what is
     sent, since ranks send by the cores that they compute with."""
-    ten = anatomy.planner()
+    ten = chapter("10")
     shape = {name.replace("-", "_"): value for name, value in MODEL.items()}
-    model = anatomy.as_planned(common.Config(**shape, tie=False, attention="plain"))
+    model = as_planned(common.Config(**shape, tie=False, attention="plain"))
     software = replace(ten.SOFTWARE["ours"], gradient_bytes=2, sent_bytes=2, dp_hidden=0)
     return ten.step_seconds(model, layout_of(axis, n), cluster, software, BATCH)
 
@@ -192,7 +193,7 @@ def measure_axis(axis, n, cluster):
     seconds, tokens = statistics.median(run["step_seconds"][WATCHED_STEPS:]), BATCH * MODEL["seq"]
     causes = predict_seconds(axis, n, cluster)
     return Row(axis, "tokens/s", n, n, tokens / seconds, tokens / sum(causes.values()),
-               anatomy.planner().largest(causes, 3))
+               chapter("10").largest(causes, 3))
 
 
 def record_of(n, *command):

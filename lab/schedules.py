@@ -7,8 +7,8 @@
 
 The first command draws the schedule as text, and counts from its lists what the closed forms say.
 The second one searches for the best order of F, B and W, if they take so long and a stage has
-memory for so many micro-batches (bench/automatic.py). The third one executes a schedule with stages
-that sleep in each F, B and W. That needs no cores, so a step takes as long as simulated, and
+memory for so many micro-batches. The third one executes a schedule with stages that sleep in each
+F, B and W. That needs no cores, so a step takes as long as simulated, and
 messages. In the fourth one stage 2 is a straggler, which takes 15 ms where the others take 10: the
 step is compared with that of even stages.
 """
@@ -19,6 +19,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -26,9 +27,8 @@ import torch.distributed as dist
 import common
 from common import Refused, environment
 from lab import chapters
-from lab.run import automatic, commands, refusals
+from lab.run import commands, refusals
 from lab.run.about import as_check
-from lab.run.rendezvous import check_rendezvous
 
 CHAPTER = "07_pipeline_parallel"
 SEARCHED = 256          # ranks x micro-batches that are searched, in some seconds
@@ -125,6 +125,27 @@ def hold_messages(run, answer):
         run.check(("kept", "messages kept", "at the most"), run.messages, most * answer["message"])
 
 
+def check_rendezvous(programs: list[list], needs: Callable) -> None:
+    """Raise ValueError if a rank would wait for ever on the strictest network there is, where a
+    message passes once it is computed and both of its ranks have come to it. programs: of each
+    rank, its actions and messages. needs(action): the outputs that it takes."""
+    left, here = [list(program) for program in programs], [set() for _ in programs]
+    while any(left):
+        passing = []                                    # ranks that get beyond their next step
+        for rank, program in enumerate(left):
+            step = program[0] if program else None
+            is_action = hasattr(step, "kind")
+            if is_action and here[rank].issuperset(needs(step)):
+                passing.append(rank)
+            if step and not is_action and step.output in here[step.sender]:
+                other = step.receiver if rank == step.sender else step.sender
+                passing += [rank] if left[other][:1] == [step] else []
+        if not passing:
+            raise ValueError(f"ranks wait for ever before {[program[:1] for program in left]}")
+        for rank in passing:
+            here[rank].add(left[rank].pop(0).output)
+
+
 def messages_over_time(program, needs):
     """How many messages a rank has in each of its actions: what has come, from a stage of its own,
     too, and is not used yet; and what it has sent, until one that was posted later has come."""
@@ -183,6 +204,7 @@ def costs(chapter, args, schedule):
 def automatic_schedule(chapter, args):
     """The Schedule that a search finds, and a line that says among what."""
     p, m, memory = args.ranks, args.micro_batches, min(args.memory, args.micro_batches)
+    automatic = chapters.room("07", "automatic")
     orders, of_all = automatic.search(p, m, memory, args.times)
     actions = [[chapter.Action(kind, rank, order[:place].count(kind))
                 for place, kind in enumerate(order)] for rank, order in enumerate(orders)]

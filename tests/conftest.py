@@ -27,9 +27,8 @@ CHAPTERS = Path(os.environ.get("CHAPTERS", ROOT)).resolve()
 sys.path.insert(0, str(ROOT))  # common.py and lab/ are always ours: they judge
 TEXT = json.decoder.__file__  # a file that does not change with our own sources
 import common  # noqa: E402  (after the path to it)
-from lab import chapters  # noqa: E402
+from lab import chapters, launch  # noqa: E402
 from lab.run import formulas as instruments  # noqa: E402
-from lab.run import report  # noqa: E402
 from tests.support.pool import Pool  # noqa: E402
 
 # test_drawn.py in each folder: pure functions, of what hypothesis draws
@@ -163,7 +162,7 @@ def pytest_configure(config):
 def main(module, flags):
     """A chapter's run, as `python NN_name.py` starts it."""
     own, formulas = getattr(module, "flags", no_flags), getattr(module, "formulas", None)
-    return report.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, own,
+    return launch.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, own,
                        formulas, flags)
 
 

@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 import common
 from benchmarks import draw_batch, results, time_chapters, time_checkpoints
-from lab.run import meters, strict
-from tests.conftest import TEXT, chapter, no_flags, sample
+from lab import launch
+from lab.run import meters
+from tests.conftest import TEXT, chapter, sample
 from tests.support import programs
 
 TINY = ["--layers=1", "--dim=16", "--heads=2", "--kv-heads=2", "--seq=8", f"--data={TEXT}",
@@ -25,8 +26,7 @@ TINY = ["--layers=1", "--dim=16", "--heads=2", "--kv-heads=2", "--seq=8", f"--da
 def accepted(name, ranks, flags):
     """The arguments of a chapter that takes them."""
     module = chapter(name)
-    args = strict.parse(module.__file__, "", module.VARIANTS, getattr(module, "flags", no_flags),
-                        flags)
+    args = launch.parse(module, flags)
     module.requires(args, ranks)
     return args
 

@@ -2,31 +2,30 @@
 
 import ast
 import functools
+import graphlib
 import inspect
+import re
+import subprocess
+import sys
 
 from lab.run import commands, formulas
-from tests.conftest import CHAPTERS, ROOT, chapter, chapter_names, training_chapters
+from tests.conftest import (
+    CHAPTERS,
+    ROOT,
+    SMALL,
+    TEXT,
+    chapter,
+    chapter_names,
+    training_chapters,
+)
 
 CONTRACT = {"args", "rank", "world", "device", "dtype", "mesh", "draw", "optimizer", "mixed",
             "batches", "measure", "span", "log"}  # what a chapter may say to its run
 WITHOUT_MODEL = {"args", "rank", "world", "device", "dtype"}  # if it trains none
 LAB = sorted((ROOT / "lab").rglob("*.py"))
-IMPORTS = {  # {room of lab/, or its commands: what it imports from the rest of lab/}
-    "run": "chapters checkpoints diagnose pictures planner schedules",
-    "diagnose": "run chapters",
-    "rehearsal": "run diagnose chapters planner schedules checkpoints drawing",
-    "chapters": "run diagnose drawing classroom museum.exhibit planner schedules",
-    "checkpoints": "run",
-    "classroom": "run diagnose chapters museum",
-    "museum": "run diagnose drawing chapters classroom rehearse",
-    "site": "run chapters classroom museum pictures planner schedules texts",
-    "planner": "chapters run",
-    "texts": "run rehearsal drawing chapters formats planner schedules",
-    "commands": "run diagnose rehearsal chapters checkpoints classroom schedules "
-                "drawing scaled pictures",
-}
 LOADERS = {  # they load what has no name to import, or what a student wrote
     "chapters/__init__.py", "classroom/checks.py", "run/ranks.py", "site/without_torch.py"}
+MODULES = 30  # of ours that a run of chapter 02 imports, at the most
 
 
 @functools.cache
@@ -83,38 +82,68 @@ def test_a_chapter_imports_common_and_nothing_else_of_ours():
         assert ours(names) == {"lab"} and "torch" not in names
 
 
-def test_a_room_imports_the_rooms_below_it():
-    """It imports a room of a chapter by no means, and chapters from their registry."""
+def name_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def room_of(name):
+    """The room of a module: lab.run, lab.tour; each of lab.chapters.NN is one beside the registry,
+    and nobody imports it."""
+    return ".".join(name.split(".")[: 3 if name.startswith("lab.chapters.") else 2])
+
+
+def imports_of_files():
+    """{module of lab/: the modules of lab/ that it imports, inside functions, too}."""
+    files = {name_of(path): path for path in LAB}
+    graph = {}
+    for name, path in files.items():
+        found = imported(path) & files.keys()
+        graph[name] = {other for other in found if not f"{name}.".startswith(f"{other}.")}
+        parents = {other for other in found if any(more.startswith(f"{other}.") for more in found)}
+        graph[name] -= parents  # of `from lab.run import x`, lab.run is no file of its own
+    return graph
+
+
+def test_no_file_and_no_room_leads_back_to_itself():
+    """Only common.launch looks up, to lab.launch."""
+    files, rooms = imports_of_files(), {}
+    for name, others in files.items():
+        above = rooms.setdefault(room_of(name), set())
+        above |= {room_of(other) for other in others} - {room_of(name)}
+    for graph in (files, rooms):
+        graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_nobody_imports_the_room_of_a_chapter():
+    """Nor loads a module by its name, but the registry of chapters."""
     for path in LAB:
-        file = within_lab(path)
-        room = file.split("/")[0] if "/" in file else "commands"
-        allowed = tuple(f"lab.{other}." for other in ["ROOT", room, *IMPORTS[room].split()])
         names = imported(path)
-        assert ours(names) <= {"common", "lab"}, file
-        assert file in LOADERS or not {"importlib", "runpy"} & packages(names), file
-        for name in names:
-            is_parent = any(other.startswith(f"{name}.") for other in names)
-            if name.startswith("lab.") and not is_parent:
-                assert f"{name}.".startswith(allowed), f"{file} imports {name}"
-            if name.startswith("lab.chapters.") and name.count(".") > 2:
-                assert path.parent.name == name.split(".")[2], f"{file} imports {name}"
+        assert ours(names) <= {"common", "lab"}, path
+        assert within_lab(path) in LOADERS or not {"importlib", "runpy"} & packages(names), path
+        assert not any(re.match(r"lab\.chapters\.(\d|kernels|checkpoints)", name)
+                       for name in names), path
 
 
-def test_what_is_imported_at_the_top_goes_in_no_circle():
-    files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-             for path in LAB}
-    known = set()  # of these, nothing leads back
+RUN_AND_COUNT = """
+import os, runpy, sys
+def leave(status):
+    print("modules:", *(name for name in sys.modules if name.split(".")[0] in ("lab", "common")))
+    sys.stdout.flush()
+    os.kill(os.getpid(), 9)
+os._exit = leave
+sys.argv = ["02_data_parallel.py", *sys.argv[1:]]
+sys.path.insert(0, os.getcwd())
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
-    def visit(name, above):
-        assert name not in above, f"{' imports '.join([*above, name])}"
-        if name not in known:
-            for other in sorted(imported(files[name], False) & files.keys() - {"lab", name}):
-                if not name.startswith(f"{other}."):  # what is in a package may import it
-                    visit(other, [*above, name])
-            known.add(name)
 
-    for name in files:
-        visit(name, [])
+def test_a_run_imports_few_of_our_modules():
+    flags = [*SMALL, "--steps=1", f"--data={TEXT}"]
+    ran = subprocess.run([sys.executable, "-c", RUN_AND_COUNT, *flags], cwd=ROOT,
+                         capture_output=True, text=True)
+    *_, modules = ran.stdout.splitlines()
+    assert modules.startswith("modules: ") and "✗" not in ran.stdout, ran.stdout + ran.stderr
+    assert len(modules.split()) - 1 <= MODULES, modules
 
 
 def test_matplotlib_is_imported_where_something_is_drawn():
@@ -124,8 +153,9 @@ def test_matplotlib_is_imported_where_something_is_drawn():
             "drawing.py", "figure.py"), path
     for path in (ROOT / "common.py", *LAB, *CHAPTERS.glob("*.py"), *ROOT.glob("kernels/*.py")):
         if "lab.pictures" in imported(path):
-            assert path.parent.name in ("run", "site"), path
-            assert path.parent.name == "site" or "lab.pictures" not in imported(path, False), path
+            is_launch = within_lab(path) == "launch.py"
+            assert is_launch or path.parent.name == "site", path
+            assert not is_launch or "lab.pictures" not in imported(path, False), path
 
 
 def test_a_chapter_says_nothing_to_its_run_but_the_contract():

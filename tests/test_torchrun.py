@@ -12,7 +12,7 @@ from tests.conftest import CHAPTERS, ROOT, SMALL, TEXT, chapter_names, training_
 
 ALL = """
 import json, os, runpy, sys
-import lab.run.report  # once, for all chapters: most of their time would be imports
+import lab.launch  # once, for all chapters: most of their time would be imports
 
 statuses = {}
 for i, (path, flags) in enumerate(json.loads(sys.argv[1])):

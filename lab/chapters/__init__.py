@@ -6,11 +6,16 @@
     figure.py         draw(runs), what lab.pictures draws of the JSON of runs whose "chapter" is OF,
                       and of those that are BESIDE them; OF = None: draw(), for lab.texts
     exhibits.py       EXHIBITS: the museum's silent bugs
+    held.py           Held, what its runs are held to beside all others: see lab/run/instrument.py;
+                      or Run, if they are no runs of a model
     about.py          what lab/ knows of it:
-        TOUR              its runs in the tour, Stops of lab/run/stop.py
+        TOUR              its runs in the tour, Stops
         LIMITS            {flag: (its lowest value, the first too high, one that would work)}
         rounding(args)    what a run rounds to: a --dtype, or a key of lab/run/verify.py's LOSSY
         TRAINS            False: it trains no model
+        UNSAVED           variants that cannot be saved
+        is_late(args)     whether gradients are those of weights that are a step old
+        HELD              whose held.py a run is held to, if not its own alone
         PLAYS             {how a paragraph of its lesson begins: (the tool that is mounted below
                           it, of lab/site/tools.py, {name: value} of what it begins with)}
         FILES             {file that is read beside the chapters: its figure, or None}
@@ -24,6 +29,8 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 from lab import ROOT
 
@@ -61,17 +68,49 @@ def kernel(name):
 
 def rooms_with(what):
     """{room: its module} of the rooms that have a file of this name: "exercises", "figure", ..."""
-    return {room: importlib.import_module(f"lab.chapters.{room}.{what}")
-            for room in ROOMS if (HERE / room / f"{what}.py").exists()}
+    return {name: room(name, what) for name in ROOMS if (HERE / name / f"{what}.py").exists()}
 
 
-def said(name, what, otherwise):
-    """What the about.py of a chapter, "03_zero", says under a name, or `otherwise`."""
-    if name not in NAMES or not (HERE / name[:2] / "about.py").exists():
-        return otherwise
-    return getattr(importlib.import_module(f"lab.chapters.{name[:2]}.about"), what, otherwise)
+def room(number, what):
+    """The module of a file in a room: room("00", "simulate")."""
+    return importlib.import_module(f"lab.chapters.{number}.{what}")
+
+
+def about(name):
+    """The about.py of a chapter, "03_zero"; an empty one, if it has none."""
+    is_there = name in NAMES and (HERE / name[:2] / "about.py").exists()
+    return room(name[:2], "about") if is_there else SimpleNamespace()
 
 
 def trains(name):
     """Whether a chapter trains a model."""
-    return said(name, "TRAINS", True)
+    return getattr(about(name), "TRAINS", True)
+
+
+def held(number):
+    """The held.py of a chapter, "06"."""
+    return room(number, "held")
+
+
+def instruments(args):
+    """What a run is held to beside all others, for its chapter and for --optimizer muon."""
+    number = args.chapter[:2]
+    numbers = getattr(about(args.chapter), "HELD", (number,))
+    if args.optimizer == "muon" and "11" not in numbers:
+        numbers = (*numbers, "11")
+    return [held(number).Held() for number in numbers if (HERE / number / "held.py").exists()]
+
+
+class Stop(NamedTuple):
+    """A stop of the tour: one command, and what it is for. words: what a reader types after
+    `python` or torchrun's flags. what: it shows. seconds: that it took on two quiet cores. ranks:
+    0, without torchrun. name: of its JSON; "", it writes none. drawn_on: ranks for figures/; None,
+    no figure shows it. by_torchrun: it is started as it is typed."""
+
+    words: str
+    what: str
+    seconds: float
+    name: str = ""
+    ranks: int = 4
+    drawn_on: int | None = 8
+    by_torchrun: bool = False

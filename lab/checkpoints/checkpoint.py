@@ -35,7 +35,6 @@ Checkpoint (planner, storage); Wan et al., ByteCheckpoint (2024), of shards that
 Distributed Training Tutorial, section 15.4.
 """
 
-import math
 import warnings
 
 import torch
@@ -44,63 +43,11 @@ from torch.distributed.checkpoint import metadata as meta
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from lab.checkpoints.storage import DTYPES, Reader, Writer
+from lab.run.rectangles import place, rectangles_of, trained
 from lab.run.verify import named_parameters
+from lab.run.words import count
 
 # ------------------------------------------------------------------------ who holds which rectangle
-
-def rectangles(shape, start, stop):
-    """Yield the rectangles of a tensor's flat range [start, stop), in order: (offsets, sizes)."""
-    row = math.prod(shape[1:])
-    while start < stop:
-        first, inside = divmod(start, row)
-        rows = (stop - start) // row
-        if inside or not rows:                          # a part of one row, which has rows too
-            end = min(stop, (first + 1) * row)
-            for offsets, sizes in rectangles(shape[1:], inside, inside + end - start):
-                yield (first, *offsets), (1, *sizes)
-        else:
-            end = start + rows * row
-            yield (first, *[0] * len(shape[1:])), (rows, *shape[1:])
-        start = end
-
-
-def place(name, p, offsets, view):
-    """Yield (name, full shape, offsets in the full tensor, view) of a rectangle of this rank's part
-    of `p`, without what only pads it; nothing, if that is all there is."""
-    shape = getattr(p, "full_shape", p.shape)
-    offsets, sizes = list(offsets), list(shape)
-    for cut in getattr(p, "cuts", ()):
-        sizes[cut.dim] = -(-sizes[cut.dim] // cut.parts)
-        offsets[cut.dim] += cut.index * sizes[cut.dim]
-    for dim, end in enumerate(shape):
-        view = view.narrow(dim, 0, min(view.shape[dim], max(0, end - offsets[dim])))
-    if view.numel():
-        yield name, shape, torch.Size(offsets), view
-
-
-def rectangles_of(p, tensor):
-    """What `tensor` is of global tensors, as `place` says it, in views. It is a parameter of an
-    optimizer, or a state of it: in its shape, or one number (a step count)."""
-    if not tensor.ndim:
-        for name, *_ in rectangles_of(p, p.detach()):
-            yield name, (), torch.Size(), tensor
-    elif hasattr(p, "flat"):                            # a shard of several, one after the other
-        parameters, start, _ = p.flat
-        at = 0
-        for q in parameters:
-            stop = min(q.numel(), start + len(tensor) - at)
-            for offsets, sizes in rectangles(q.shape, start, stop):
-                end = at + math.prod(sizes)
-                yield from place(q.global_name, q, offsets, tensor[at:end].view(sizes))
-                at = end
-            start = max(0, start - q.numel())
-    elif hasattr(p, "placements"):                      # a DTensor
-        [chunk] = p.__create_chunk_list__()
-        if math.prod(chunk.sizes):
-            yield p.global_name, p.shape, chunk.offsets, tensor.to_local()
-    else:
-        yield from place(p.global_name, p, [0] * p.ndim, tensor)
-
 
 class Parts(dict):
     """What this rank holds of one global tensor, {offsets: tensor}, as DCP wants to be told."""
@@ -132,11 +79,6 @@ class LoadPlanner(dcp.DefaultLoadPlanner):
 
 
 # --------------------------------------------------------------------------------- what a run needs
-
-def trained(optimizer):
-    getattr(optimizer, "look", list)()                  # chapter 11's: at pieces of ZeRO's shards
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
 
 def state_of(optimizers, buffers):
     """{name: Parts} on the CPU, copied: what this rank holds of the parameters and their states,
@@ -198,3 +140,18 @@ class Checkpoint:
                     state.setdefault(f"{name}/{key}", Parts(shape))[at] = view
                 optimizer.state[p][key] = tensor
         self.load(state)
+
+    def describe(self, args):
+        """Lines for the report of the run that goes on, whose flags these are. A batch is a
+        function of seed, step, --seq and --batch, so where --seq has changed, what follows is as if
+        it had never been another."""
+        chapter, variant, ranks = self.index["by"]
+        by = f"{chapter.replace('_', ' ')} · {variant} · {count(ranks, 'rank')}"
+        yield f"goes on after step {self.index['step']} of {by}: {self.reader.folder}"
+        saved = self.index["run"]
+        if args.model.seq != saved["seq"]:
+            flags = f"--seq {args.model.seq}"
+            if args.batch != saved.get("batch"):
+                flags += f" --batch {args.batch}"
+            yield (f"it had --seq {saved['seq']!s:.80}: from here on, batches are those of a run "
+                   f"that has {flags} from its first step")

@@ -52,17 +52,6 @@ def may_change(mine, saved):
     return ("seq", "batch") if is_another else ()
 
 
-def changes(args, saved):
-    """Lines for the report, where the sequences were others in the run that goes on. A batch is a
-    function of seed, step, --seq and --batch, so what follows is as if these had never changed."""
-    if args.model.seq == saved["seq"]:
-        return []
-    flags = f"--seq {args.model.seq}"
-    flags += f" --batch {args.batch}" if args.batch != saved.get("batch") else ""
-    return [f"it had --seq {saved['seq']!s:.80}: from here on, batches are those of a run that has "
-            f"{flags} from its first step"]
-
-
 def crc32_of_text(text):
     """Of all of it, or of 1,024 parts of one that is too long to be read at every start."""
     tokens, length, crc32 = text.tokens, 2**16, 0

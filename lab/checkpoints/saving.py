@@ -153,17 +153,3 @@ class Saver:
                  f"was not over); the files were written in {ms(self.writes)}, while it went on "
                  "(medians)")
         run.record(checkpoints={"waits": self.waits, "writes": self.writes, "bytes": self.bytes})
-
-
-def on_any_rank(run, *facts):
-    """For each, whether it is so on any rank. Communication: an all_reduce of a number for each."""
-    facts = torch.tensor([bool(fact) for fact in facts], dtype=torch.int32, device=run.device)
-    if run.world > 1:
-        dist.all_reduce(facts, dist.ReduceOp.MAX)
-    return map(bool, facts.tolist())
-
-
-def gradients_are_finite(optimizers):
-    """Of the parameters that this rank updates."""
-    return all(p.grad.isfinite().all() for optimizer in optimizers
-               for p in checkpoint.trained(optimizer) if p.grad is not None)

@@ -24,9 +24,10 @@ from lab import ROOT, chapters
 from lab.classroom import checks, holes
 from lab.run import commands, refusals
 
-ROOTS = ("lab.exercises", "lab.grade", "lab.run.report", "lab.pictures",
+ROOTS = ("lab.exercises", "lab.grade", "lab.launch", "lab.pictures",
          "lab.planner.planning")
-OF_ROOMS = "about.py", "*exercises.py", "figure.py"
+OF_ROOMS = ("about.py", "*exercises.py", "figure.py", "held.py", "simulate.py", "oracle.py",
+            "automatic.py")
 AS_THEY_ARE = "common.py", "setup.mk", "LICENSE"
 HANDOUT = Path(__file__).with_name("handout")           # a README and a Makefile of its own
 REQUIRED = "requirements.txt", "requirements-kernels.txt"

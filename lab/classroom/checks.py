@@ -143,18 +143,18 @@ def be_a_rank(tell, path, rank, world, argv, preferred=None):
     launched_as(rank, world, argv)
     import torch.distributed as dist
 
-    from lab.run import refusals, report
+    from lab import launch
+    from lab.run import refusals
 
     refused, record = [], Path("run.json").absolute()
     refusals.say = refused.append
-    report.meeting.Watch = NoWatch
     try:
         dist.init_process_group("gloo", f"file://{record.with_name('store')}", world_size=world,
                                 rank=rank)
         module = load(path, path.stem)
-        status = report.main(module.__file__, module.__doc__, module.VARIANTS, module.requires,
+        status = launch.main(module.__file__, module.__doc__, module.VARIANTS, module.requires,
                              getattr(module, "flags", None), module.formulas,
-                             [*argv, f"--json={record}"])
+                             [*argv, f"--json={record}"], watch=NoWatch)
         answer = {"status": status}
     except SystemExit as leaving:
         answer = raised(leaving, path)

@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import common
 from common import environment
 from lab.rehearsal.lines import line_in
-from lab.run import anatomy
 from lab.run.meters import group_of, storage_of
 
 
@@ -162,7 +161,6 @@ def cluster(operators: str, pick: Callable = balanced) -> Iterator[None]:
             if operators == "gpu":
                 stack.enter_context(mock.patch.object(
                     torch.nn.functional, "rms_norm", FusedNorm.apply))
-                stack.enter_context(mock.patch.object(anatomy, "norm_is_fused", lambda cfg: True))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(Integers(pick))
             yield

@@ -9,7 +9,9 @@ from dataclasses import asdict, replace
 
 import torch.distributed as dist
 
+from lab.chapters import chapter
 from lab.planner import planning
+from lab.planner.models import as_planned
 from lab.run import anatomy
 from lab.run.meters import name_of
 from lab.run.words import quantity
@@ -20,7 +22,7 @@ STATES = {"weights": "parameters", "gradients": "gradients", "optimizer": "optim
 
 def layout_of(args, ranks):
     """(Model, Layout, Software) of the planner; None: it has no such layout."""
-    ten, cfg, variant, number = anatomy.planner(), args.model, args.variant, args.chapter[:2]
+    ten, cfg, variant, number = chapter("10"), args.model, args.variant, args.chapter[:2]
     degrees = {"02": {"dp": ranks}, "04": {"tp": ranks, "sp": False}, "05": {"tp": ranks},
                "06": {"cp": ranks}, "08": {"dp": ranks, "ep": ranks}}.get(number)
     if number == "03":
@@ -41,7 +43,7 @@ def layout_of(args, ranks):
     if not degrees or variant == "ulysses":
         return None
 
-    model = anatomy.as_planned(cfg)
+    model = as_planned(cfg)
     if getattr(cfg, "experts", 0):
         model = replace(model, experts=cfg.experts, top_k=cfg.top_k,
                         shared=int(getattr(cfg, "shared_expert", False)))
@@ -55,7 +57,7 @@ def layout_of(args, ranks):
 
 def plan_of(args, ranks):
     """A Plan of the planner, on the cluster of args; None: it has no such layout."""
-    ten, asked = anatomy.planner(), layout_of(args, ranks)
+    ten, asked = chapter("10"), layout_of(args, ranks)
     if asked is None or args.precision != "bf16":
         return None
     model, layout, software = asked
@@ -84,7 +86,7 @@ def rows(run, plan):
         sent = measured_on_axes(run)
         passes = run.args.micro_batches * -(-model.layers // layout.pp)
         if layout.recompute == "none":                  # else what is computed again sends again
-            for axis, (numbers, n, *_) in anatomy.planner().messages(model, layout).items():
+            for axis, (numbers, n, *_) in chapter("10").messages(model, layout).items():
                 if n > 1 and axis in sent:
                     yield f"sent over {axis}", sent[axis], round(2 * passes * 2 * numbers)
 
@@ -93,7 +95,7 @@ def left_out(run, plan):
     """Bytes of activations that the planner does not count, if the first stage has the most: ids of
     tokens, RoPE's tables, what norms keep of a token, and a copy of the output of fused attention,
     which o reads. None: of a mixture, whose rows are picked."""
-    ten, (model, layout, _, software, batch) = anatomy.planner(), plan.asked
+    ten, (model, layout, _, software, batch) = chapter("10"), plan.asked
     if model.experts > 1 or run.answer.get("kept") is None:
         return None
     kept = run.answer["kept"]
@@ -126,7 +128,7 @@ def notes(run, plan):
             by += ": what it leaves out ✓"
         yield f"    {what:<38}{quantity(measured):>12}{quantity(planned):>15}   {by}"
     seconds = {cause: plan.seconds.get(cause, 0) for cause in planning.CAUSES}
-    ten, (model, *_, batch) = anatomy.planner(), plan.asked
+    ten, (model, *_, batch) = chapter("10"), plan.asked
     alive, memory = sum(run.peak.values()), ten.CLUSTERS[cluster].memory
     if alive > memory:
         yield f"  does not fit: {quantity(alive)} alive, and a GPU has {quantity(round(memory))}"
@@ -147,7 +149,7 @@ def freed(plan, theirs, more):
         ours = replace(ours, **{name: value})
         steps.append((name, value, layout, ours))
     for name, value, layout, software in steps:
-        after = sum(anatomy.planner().memory(model, layout, software, m).values())
+        after = sum(chapter("10").memory(model, layout, software, m).values())
         if after != before:
             yield name, value, before - after
         before = after
@@ -155,7 +157,7 @@ def freed(plan, theirs, more):
 
 def notes_of_software(plan, name, more):
     """Yield lines: what another software frees that ours keeps, and what is left."""
-    ten = anatomy.planner()
+    ten = chapter("10")
     _, _, cluster, *_ = plan.asked
     saved = [*freed(plan, ten.SOFTWARE[name], more)]
     left = plan.bytes - sum(size for *_, size in saved)

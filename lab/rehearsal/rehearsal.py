@@ -21,12 +21,14 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     unset_fake_temporarily,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import common
+from lab import chapters
 from lab.rehearsal import fakes, growth, planned, rehearsed
 from lab.rehearsal.lines import named, source_of
-from lab.run import formulas, meeting, muon, report
+from lab.run import formulas, report
 from lab.run.words import count, quantity
 
 STEPS = 2               # the first makes the optimizer's states
@@ -40,13 +42,28 @@ class NeedsValues(Exception):
     of the source."""
 
 
+def no_watch(run):
+    """Of a rank that is alone."""
+
+
+class NoValues(TorchDispatchMode):
+    """Formulas may ask a tensor for its value, which is then not a number. It is not shown."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            return math.nan
+        return func(*args, **(kwargs or {}))
+
+
 class Run(report.Run):
     """peak: {class: bytes alive at the peak of the metered step}; lines: [bytes, tensors, where,
     source] of the lines that have made most of them. counts, groups, found: see growth.py."""
 
+    is_rehearsal = True
+
     def __init__(self, args, train, formulas, steps=STEPS, counts=None):
-        with mock.patch.object(meeting, "Watch"):           # there are no others to watch
-            super().__init__(args, formulas)
+        super().__init__(args, formulas, about=chapters.about(args.chapter), watch=no_watch,
+                         instruments=chapters.instruments(args))
         self.kinds, self.packed, self.peak, self.lines, self.spans = {}, {}, {}, [], []
         files = {file_of(train), common.__file__}
         self.live, self.groups = fakes.LiveMeter(files), growth.Groups(files)
@@ -54,6 +71,10 @@ class Run(report.Run):
 
     def meet(self, args):
         """They have met."""
+
+    def of_all_ranks(self, mine):
+        """There are no others."""
+        return [mine]
 
     def mesh(self, **axes):
         with unset_fake_temporarily():                      # it computes with ranks
@@ -111,9 +132,10 @@ class Run(report.Run):
                            if torch.is_tensor(x)}
         if self.is_metered:
             self.weigh()
-            unknown = mock.patch.object(FakeTensor, "item", lambda x: math.nan)
-            with unset_fake_temporarily(), unknown:         # what they say of values is not shown
+            with unset_fake_temporarily(), NoValues():
                 self.answer = self.formulas(self.args, self.rank, self.world, model)
+            if self.args.operators == "gpu" and self.answer.get("kept") is not None:
+                self.answer["kept"] = self.answer["kept"] | {"fused norms": True}
 
     def weigh(self):
         """What is alive at the peak, by class and by line."""
@@ -164,17 +186,8 @@ class Run(report.Run):
     def hold(self, fewer=None):
         """Hold what was metered to the chapter's formulas, and tell what is alive at the peak.
         fewer: the Run in half the cluster, if there is one."""
-        alone = lambda run, mine: [mine]
-        with contextlib.ExitStack() as stack:
-            for module, name, other in (
-                    (formulas, "of_all_ranks", alone), (muon, "of_all_ranks", alone),
-                    (formulas, "hold_masters", lambda run: None),       # there are no values,
-                    (formulas, "hold_overlap", lambda *given: None),    # no seconds,
-                    (formulas, "explain", lambda *given: None)):        # and no other ranks
-                stack.enter_context(mock.patch.object(module, name, other))
-            formulas.hold(self)
-        for name in ("axes", "timeline"):
-            self.recorded.pop(name, None)
+        formulas.hold(self)
+        self.recorded.pop("axes", None)
         if all(check["name"] != "FLOPs of a step" for check in self.checks):
             self.check(("FLOPs", "FLOPs of a step"), self.flops.all, unit="FLOP")
         self.check(("states", "all that is alive", "at the peak"), self.live.peak)
@@ -191,7 +204,7 @@ class Run(report.Run):
         growth.hold(self, fewer)
         self.problems = [f"{c['name']}: measured {c['measured']}, formula {c['expected']}"
                          for c in self.checks if c["ok"] is False] + self.found
-        memory = planned.anatomy.planner().CLUSTERS[self.args.cluster].memory
+        memory = chapters.chapter("10").CLUSTERS[self.args.cluster].memory
         self.data = super().as_json() | {"rank": self.rank, "memory": memory}
 
     def note_actions(self):

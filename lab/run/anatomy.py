@@ -4,8 +4,8 @@ Chapter 01 derives what a block keeps for backward, class by class; a later chap
 of each class its ranks keep. Here these shares become bytes, as PyTorch keeps them on a CPU. The
 same for parameters: how many numbers of each kind a rank holds, and what states they have.
 
-How many numbers a block has in each class, and of each kind, is what chapter 10 plans with: so each
-run of chapters 01 to 09 holds the planner to what it has measured. Here stands what is special.
+How many numbers a block has in each class, and of each kind, is the same as in chapter 10, which
+plans with it: tests/chapters/test_10_planner.py compares the two.
 
 A model is a list of modules (embedding, block, ..., head), and so is what they cost: a stage of a
 pipeline is a slice of each list. Bytes: e is the width of a number, `wide` that of the loss and of
@@ -15,36 +15,25 @@ other sums, which are in float32 or better.
 import argparse
 import math
 from dataclasses import replace
-from types import ModuleType
 
 import common
 from common import Config, rounded
-from lab.chapters import chapter
 
 # Of what is kept, and how.
 CLASSES = {"outside", "inputs", "inside", "keys and values", "core", "logits", "ids", "positions",
-           "own keys", "met", "how", "vocabulary", "recompute", "every", "fp8"}
+           "own keys", "met", "how", "vocabulary", "recompute", "every", "fp8", "fused norms"}
 
 
-def planner() -> ModuleType:
-    """Chapter 10."""
-    return chapter("10")
-
-
-def as_planned(cfg: Config, ffn: int | None = None):
-    """The same model as a Model of the planner. ffn: the hidden width of its MLPs, if another."""
-    ffn = cfg.hidden if ffn is None else ffn
-    return planner().Model(cfg.layers, cfg.dim, cfg.heads, cfg.kv_heads, ffn, cfg.gated, cfg.vocab,
-                           cfg.seq, cfg.tie)
-
-
-def numbers_kept(cfg, batch, ffn=None):
-    """{class: numbers} that a block keeps, by the planner, if its attention is plain. (Our kernel
-    for SwiGLU is there beside that for attention, "triton".)"""
-    software = planner().SOFTWARE["ours"]
-    if cfg.attention == "triton":
-        software = replace(software, swiglu_kept=3)
-    return planner().numbers_kept(as_planned(cfg, ffn), batch * cfg.seq, software)
+def numbers_kept(cfg: Config, batch: int, has_mlp: bool = True) -> dict[str, int]:
+    """{class: numbers} that a block keeps, if its attention is plain. has_mlp: not a mixture."""
+    tokens, kept_of_mlp = batch * cfg.seq, 4 if cfg.gated else 2    # of its hidden features
+    if cfg.gated and cfg.attention == "triton":         # beside which SwiGLU is our kernel
+        kept_of_mlp = 3
+    x = tokens * cfg.dim
+    hidden = tokens * cfg.hidden if has_mlp else 0
+    return {"outside": 2 * x, "inputs": 2 * x, "inside": 2 * x + kept_of_mlp * hidden,
+            "keys and values": 2 * x * cfg.kv_heads // cfg.heads,
+            "core": tokens * cfg.heads * cfg.seq}
 
 
 # ------------------------------------------------------------------------- kept for backward, by F
@@ -114,15 +103,15 @@ def saved_by_fp8(cfg, batch, e, kept):
                for rows, columns in (of_inputs, of_inputs, of_o, of_down))
 
 
-def norm_is_fused(cfg):
-    """Whether RMSNorm is one operator: on a CPU our kernel alone, beside "triton" for attention."""
-    return cfg.attention == "triton"
+def norm_is_fused(cfg, kept=()):
+    """Whether RMSNorm is one operator: on a CPU only our kernel, which "triton" chooses."""
+    return cfg.attention == "triton" or "fused norms" in kept
 
 
-def norm_bytes(cfg, tokens, e):
+def norm_bytes(cfg, tokens, e, kept=()):
     """What a norm keeps: its input, and of each token LayerNorm two numbers. RMSNorm has one, and
     where it is no single operator its output before the weight, all in float32."""
-    if cfg.gated and norm_is_fused(cfg):
+    if cfg.gated and norm_is_fused(cfg, kept):
         return e * tokens * cfg.dim + 4 * tokens
     if cfg.gated:
         return max(e, 4) * (2 * tokens * cfg.dim + tokens)
@@ -152,7 +141,7 @@ def kept_by_modules(cfg: Config, batch: int, e: int, kept: dict, rows: list | No
     """
     tokens, wide = batch * cfg.seq, max(e, 4)
     x = tokens * cfg.dim * e                                # one (batch, seq, dim)
-    norm = norm_bytes(cfg, tokens, e)
+    norm = norm_bytes(cfg, tokens, e, kept)
     of = lambda name, size: part(share_of(kept, name), size, name)
 
     if kept.get("recompute") == "offload":                  # to the host
@@ -161,7 +150,7 @@ def kept_by_modules(cfg: Config, batch: int, e: int, kept: dict, rows: list | No
         first = [i == 0 or (cfg.layers - i) % kept.get("every", 1) == 0 for i in range(cfg.layers)]
         block = [of("outside", x) if inputs else 0 for inputs in first]
     else:
-        numbers = numbers_kept(cfg, batch, ffn=None if rows is None else 0)     # experts: below
+        numbers = numbers_kept(cfg, batch, has_mlp=rows is None)     # experts: below
         of_norms = of("outside", numbers["outside"] * e + 2 * (norm - x))
         of_norms += of("inputs", numbers["inputs"] * e)
         kv = part(keys_and_values(cfg, kept), numbers["keys and values"] * e, "keys and values")
@@ -187,7 +176,7 @@ def mixture_bytes(cfg, batch, e, kept, rows, ep):
     mine = part(share_of(kept, "outside"), batch * cfg.seq, "tokens")   # those that this rank has
     picks = mine * cfg.top_k
 
-    norm = norm_bytes(cfg, mine, e) + mine * cfg.dim * wide     # the output is the router's input
+    norm = norm_bytes(cfg, mine, e, kept) + mine * cfg.dim * wide   # whose output routes
     weight = cfg.experts * cfg.dim * 4 if e < 4 else 0      # the router's, in float32
     scores = cfg.experts * wide + 8 * cfg.top_k             # of each expert; who is chosen
     if cfg.top_k > 1:
@@ -233,7 +222,7 @@ def own_inputs(cfg, batch, e, kept, inputs):
     """{module: bytes} of those inputs that a stage keeps to read their gradients from, of which no
     module keeps the same tensor: RMSNorm may keep it in float32. (A block that is recomputed keeps
     its input itself, and tokens have no gradient.)"""
-    if not cfg.gated or e >= 4 or norm_is_fused(cfg):
+    if not cfg.gated or e >= 4 or norm_is_fused(cfg, kept):
         return {}
     as_it_is = {0, *range(1, cfg.layers + 1)} if kept.get("recompute") == "full" else {0}
     x = part(share_of(kept, "outside"), batch * cfg.seq * cfg.dim * e, "outside")
@@ -273,18 +262,19 @@ KINDS = "queries", "keys", "mlp", "norms", "tables"         # of parameters
 
 def numbers_by_modules(cfg):
     """{kind: (numbers, tensors)} of each module; a tied head has no table of its own."""
-    h, experts, model = cfg.dim, getattr(cfg, "experts", 0), as_planned(cfg)
-    shared = bool(getattr(cfg, "shared_expert", False))
+    h, experts, shared = cfg.dim, getattr(cfg, "experts", 0), getattr(cfg, "shared_expert", False)
     of_mlp, of_norm = (3, 1) if cfg.gated else (2, 2)       # up, down, gate; weight, bias
-    tensors = {"queries": 2, "keys": 2, "mlp": of_mlp}      # q and o; k and v
-    block = {kind: (numbers, tensors[kind])
-             for kind, numbers in model.matrices(max(experts, 1)).items()}
-    # And what is whole wherever norms are: the router, and a shared expert.
-    block["norms"] = (model.norms + experts * h + shared * cfg.mlp(),
-                      2 * of_norm + (experts > 0) + shared * of_mlp)
+    block = {"queries": (2 * h * h, 2),                     # q and o
+             "keys": (2 * h * h * cfg.kv_heads // cfg.heads, 2),    # k and v
+             "mlp": (max(experts, 1) * cfg.mlp(), of_mlp),
+             # And what is whole wherever norms are: the router, and a shared expert.
+             "norms": (2 * of_norm * h + experts * h + shared * cfg.mlp(),
+                       2 * of_norm + (experts > 0) + shared * of_mlp)}
     table = cfg.vocab * h, 1
-    return [{"tables": table}, *[block] * cfg.layers,
-            {"norms": (model.norm, of_norm)} | ({} if cfg.tie else {"tables": table})]
+    last = {"norms": (of_norm * h, of_norm)}
+    if not cfg.tie:
+        last["tables"] = table
+    return [{"tables": table}, *[block] * cfg.layers, last]
 
 
 def held_by_modules(cfg, shares, modules):

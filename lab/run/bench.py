@@ -16,8 +16,11 @@ from lab.run.words import count
 
 
 class Bench(common.Run):
-    """The base of report.Run and of collectives.Run. Only rank 0 prints. at, so_far: where the run
-    is, in words, for a line that says why it has ended there."""
+    """The base of report.Run and of chapter 00's. Only rank 0 prints. at, so_far: where the run is,
+    in words, for a line that says why it has ended there. watch: see meeting.Watch. draw_record:
+    draws a picture of a run's JSON, into a path."""
+
+    watch, draw_record, write_trace = None, None, None
 
     def meet(self, args):
         """Join the other ranks, once it is clear that what is asked for can be written."""
@@ -26,6 +29,12 @@ class Bench(common.Run):
             path.parent.mkdir(parents=True, exist_ok=True)
         meeting.set_timeout(args.timeout)
         meeting.join(args)
+
+    def of_all_ranks(self, mine: object) -> list:
+        """That of each rank. Communication: an all_gather_object."""
+        everyones = [None] * self.world
+        dist.all_gather_object(everyones, mine)
+        return everyones
 
     @property
     def on_cuda(self):
@@ -60,22 +69,31 @@ class Bench(common.Run):
         if self.rank == 0:
             print(line, flush=True)
 
+    def finish(self) -> int:
+        """Judge and report, and only then write and draw what the flags ask for. Returns the exit
+        status: 1 on rank 0 if anything did not match, was not finite or could not be written."""
+        with self.guard():                              # in which the last save ends
+            status = self.judge_and_report()
+        self.watch.stop()
+        return status
+
     def report_problems(self):
+        """Print them, then write and draw. Returns the exit status."""
         for problem in self.problems:
             print(f"  ✗ {problem}", flush=True)
         for sentence in self.diagnosis:
             print(f"  → {sentence}", flush=True)
-
-    def wrote(self, flag, write):
-        return wrote(self.args, flag, write)
+        outputs = {"json": self.write_json, "plot": self.draw_picture, "profile": self.write_trace}
+        written = [wrote(self.args, flag, write) for flag, write in outputs.items()]
+        return 0 if all(written) and not self.problems else 1
 
     def write_json(self, path):
         path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
 
     def draw_picture(self, path):
-        from lab.pictures import draw
-
-        draw([self.as_json()], self.args.chapter, path)
+        if self.draw_record is None:
+            raise ValueError("nobody draws it here")
+        self.draw_record(self.as_json(), path)
         print(f"  picture: {path}", flush=True)
 
 

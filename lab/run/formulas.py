@@ -17,16 +17,14 @@ metered step. All keys are optional:
                   program with messages, or all, what an action needs, and the bytes of a message
     flops         {"all": number} or {"attention": number} of the metered step
     most gradients                                          the most bytes of gradients at a time
-    experts       chapter 09's, see mixtures.py
-    mixtures      chapter 08's, see mixtures.py
-    contexts      chapter 06's, see contexts.py
+    experts, mixtures, contexts, settings, noise
+                  of the instruments in lab/chapters/NN/held.py
     checks        {about: (computed, formula)}, or with a unit behind them; about: see about.py
-    settings      chapter 01's, see settings.py; sample: its forward, which writes a text
+    sample        chapter 01's forward, which writes a text
     overlap       {op: function(flops, bandwidth)}, the time to send it over that of the compute
                   that it can hide behind, at FLOP/s and bytes/s: what is at most 1 can hide. With
                   several conditions of an op: {(op, "the matmul with o"): function, ...}; where
                   sent is by axis, op is "dp: all_gather". What is not sent is left out
-    noise         chapter 02's estimates of noise and signal, see noise.py; None: not asked for
     beside, machines, utilization, notes, record                        what explains the numbers
 
 States and traffic are always measured and shown, the others where a chapter names them.
@@ -38,18 +36,16 @@ import statistics
 import torch
 import torch.distributed as dist
 
-from lab import schedules
-from lab.checkpoints import checkpoint
-from lab.diagnose import evidence
-from lab.run import anatomy, contexts, mixtures, muon, noise, settings
+from lab.run import anatomy
 from lab.run.about import AS_COMPUTED
 from lab.run.machines import MACHINES, PEAK_FLOPS
 from lab.run.meters import COLLECTIVES, name_of, nbytes
-from lab.run.mixtures import of_all_ranks
 from lab.run.overlap import conditions_of_axes, hold_overlap, over_compute
-from lab.run.settings import attention_is_fused_on_cuda, check_kept
+from lab.run.rectangles import rectangles_of, trained
+from lab.run.verify import named_parameters
 from lab.run.words import count, printable, quantity
 
+NARROWER = torch.bfloat16, torch.float16, torch.float32    # what a wide dtype may hide
 WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
 KEYS = {"parameters", "modules", "widths", "zero", "holders", "blocks", "versions", "secondary",
         "most gradients", "states", "sent", "ranks", "gradients", "gathers", "reduces", "kept",
@@ -65,27 +61,25 @@ def hold(run):
     unknown = [*(answer.keys() - KEYS), *((answer.get("kept") or {}).keys() - anatomy.CLASSES)]
     if unknown:
         raise ValueError(f"formulas() gives {unknown[0]!r}, which no instrument knows")
-    for instrument in (hold_states, hold_activations, hold_flops, hold_traffic, hold_others,
-                       explain):
-        with run.as_far_as_written():
-            instrument(run, answer)
+    for part in (hold_states, hold_activations, hold_flops, hold_traffic, hold_checks):
+        part(run, answer)
+    if not run.is_rehearsal:
+        explain(run, answer)
 
 
-def hold_others(run, answer):
-    mixtures.hold_loads(run)
+def hold_checks(run, answer):
+    """What the chapter has computed itself, and what its instruments hold."""
     for about, (computed, formula, *unit) in answer.get("checks", {}).items():
         run.check(about, computed, formula, *(unit or [""]))
-    if "bubble" in answer.get("schedule", {}):
-        schedules.hold_bubble(run, answer["schedule"])
-    if {"program", "programs"} & answer.get("schedule", {}).keys() and run.world > 1:
-        schedules.hold_messages(run, answer["schedule"])
+    for instrument in run.instruments:
+        instrument.hold(run, answer)
 
 
 # ----------------------------------------------------------------------------------- model states
 
 def updated_parameters(run):
     """Those that the run's optimizers update."""
-    return [p for optimizer in run.optimizers for p in checkpoint.trained(optimizer)]
+    return [p for optimizer in run.optimizers for p in trained(optimizer)]
 
 
 def held(run):
@@ -111,10 +105,10 @@ def hold_beginning(run):
     """Before the first step, what the optimizers update is what one GPU begins with, to the last
     bit: masters are no copies of rounded weights. Nothing else would show that, since gradients are
     those of rounded weights in any case. It is in the report only if it is not so."""
-    drawn = evidence.weights_of(evidence.first_model(run))
-    unlike, widths = 0, evidence.NARROWER
+    drawn = {name: p.data for name, p in named_parameters(run.first_model())}
+    unlike, widths = 0, NARROWER
     for p in updated_parameters(run):
-        for name, _, offsets, mine in checkpoint.rectangles_of(p, p.detach()):
+        for name, _, offsets, mine in rectangles_of(p, p.detach()):
             place = tuple(slice(at, at + n) for at, n in zip(offsets, mine.shape))
             there = drawn[name][place].to(mine.device)
             unlike += (mine != there).sum().item()
@@ -143,25 +137,31 @@ def hold_states(run, answer):
     expected = dict.fromkeys(("parameters", "gradients", "optimizer states"))
     if "parameters" in answer or answer.get("zero"):
         width = run.dtype.itemsize
-        if muon.is_ours(run):
-            answer = answer | {"moments": muon.state_bytes(run)}
+        answer = answer | {"moments": moments_of(run)}
         as_it_is = {} if run.is_mixed else {"widths": (width, width, 0)}    # under autocast
         expected = anatomy.state_bytes(run.args, as_it_is | answer, width)
     if "states" in answer:
         expected = dict(answer["states"])
-        expected["optimizer states"] = expected.pop("masters") + muon.state_bytes(run)
+        expected["optimizer states"] = expected.pop("masters") + moments_of(run)
     for (kind, size), tensors in zip(expected.items(), held(run)):
         if kind == "optimizer states" and run.skipped == len(run.losses):
             size = None                                     # all steps skipped: there is none yet
         where = "on the CPU" if kind == "optimizer states" and getattr(
             run.args, "offload", False) else ""
         run.check(("states", kind, where), nbytes(tensors), size)
-    hold_masters(run)
+    if not run.is_rehearsal:                                # which has no values
+        hold_masters(run)
     if "zero" in answer and isinstance(answer["holders"], int):     # of chapter 03
         hold_peaks(run, answer)
     if "most gradients" in answer and not run.skipped:      # else there was no update to see
         most = max(gradients for _, _, gradients, *_ in run.memory.samples)
         run.check(("states", "gradients", "at the most"), most, answer["most gradients"])
+
+
+def moments_of(run):
+    """By the first instrument that knows; None: they are those of the optimizer's name."""
+    known = (instrument.moments(run) for instrument in run.instruments)
+    return next((size for size in known if size is not None), None)
 
 
 def hold_peaks(run, answer):
@@ -179,23 +179,42 @@ def hold_peaks(run, answer):
 def hold_activations(run, answer):
     """What autograd keeps for backward in the metered step."""
     args = run.args
-    if "settings" in answer:
-        return settings.hold(run, answer["settings"])
+    if any([instrument.hold_activations(run, answer) for instrument in run.instruments]):
+        return
     if answer.get("kept") is not None:
         answer["kept"] = answer["kept"] | RECOMPUTED[args.recompute]
     if "schedule" in answer:
-        return hold_alive(run, answer)
-    if "kept" in answer:
+        hold_alive(run, answer)
+    elif "kept" in answer:
         formula = None if answer["kept"] is None else anatomy.activation_bytes(
             args.model, args.micro_batch, run.rounded.itemsize, answer["kept"])
         check_kept(run, ["activations of a micro-batch"], run.kept.most, formula)
         run.record(activation_bytes=run.kept.most)
 
 
+def attention_is_fused_on_cuda(run):
+    return run.on_cuda and run.args.attention != "plain"
+
+
+def check_kept(run, what, measured, formula):
+    """Bytes kept for backward, beside the CPU's formula. what: and of which amount.
+
+    CUDA's kernels keep some small things otherwise (a LayerNorm its statistics in float32), so
+    there the formula need only be right to within 10%. What fused attention keeps depends on which
+    of its kernels runs, so of that there is no formula.
+    """
+    formula = None if attention_is_fused_on_cuda(run) else formula
+    run.check(("kept", *what), measured, formula, within=0.1 if run.on_cuda else 0)
+    if run.on_cuda and formula not in (None, measured):
+        run.note("CUDA's kernels keep other tensors than the CPU's, which the formula is of: "
+                 f"{quantity(abs(measured - formula))} away")
+
+
 def hold_alive(run, answer):
     """The same after each action of a schedule."""
     args, over_time = run.args, [kept for *_, kept in run.actions]
-    rows = mixtures.rows_of(run.args, answer["experts"]) if answer.get("experts") else None
+    known = (instrument.rows_of_experts(run, answer) for instrument in run.instruments)
+    rows = next(filter(None, known), None)
     formula = anatomy.alive_over_time(
         run.args.model, run.args.micro_batch, run.rounded.itemsize, answer["kept"],
         answer["schedule"], rows, getattr(run.args, "ep", 1))
@@ -215,15 +234,9 @@ def hold_alive(run, answer):
 
 def hold_flops(run, answer):
     """FLOPs of the metered step. Of fused attention on CUDA there is no formula, as above."""
-    known = answer.get("flops", {})
-    if "mixtures" in answer:
-        known = {"all": mixtures.flops(run, answer["mixtures"])}
-    if "contexts" in answer:
-        known = {"attention": contexts.flops(run, answer["contexts"])}
-        if "layout" in answer["contexts"]:
-            contexts.hold_hops(run, answer["contexts"])
-    if muon.is_ours(run):
-        muon.hold_flops(run)
+    known = dict(answer.get("flops", {}))
+    for instrument in run.instruments:
+        known |= instrument.flops(run, answer)
     for what, formula in known.items():
         measured = getattr(run.flops, what)
         about = "FLOPs", "FLOPs of a step", "" if what == "all" else what
@@ -240,8 +253,8 @@ def hold_traffic(run, answer):
         sent = sent | anatomy.gradient_traffic(run.args.model, answer, run.rounded.itemsize,
                                                run.dtype.itemsize)
     by_axis = bool(sent) and all(isinstance(ops, dict) for ops in sent.values())
-    if sent is not None and muon.is_ours(run):
-        muon.add_traffic(run, sent, by_axis)
+    for instrument in run.instruments if sent is not None else ():
+        instrument.add_traffic(run, sent, by_axis)
     if by_axis:
         sent = with_wire_bytes(sent, answer.get("ranks", {}))
         axes = hold_axes(run, sent)
@@ -255,16 +268,17 @@ def hold_traffic(run, answer):
     if run.comm.total:
         run.note("on the wire: not measured, but the payload times the ring algorithm's factor, "
                  "such as 2(N-1)/N for an all_reduce")
-    run.record(timeline=run.comm.timeline())
-    conditions = answer.get("overlap", {})
-    if "layout" in answer.get("contexts", {}) and run.flops_of.get("attention"):
-        conditions = contexts.conditions(run.flops_of["attention"], sent)
-    if axes and run.flops.all:
-        conditions = conditions_of_axes(answer, sent, run.flops.all, run.args.micro_batches)
-    hold_overlap(run, conditions, by_axis)
+    if not run.is_rehearsal:                                # which has no seconds
+        run.record(timeline=run.comm.timeline())
+        conditions = dict(answer.get("overlap", {}))
+        for instrument in run.instruments:
+            conditions |= instrument.overlap(run, answer, sent)
+        if axes and run.flops.all:
+            conditions = conditions_of_axes(answer, sent, run.flops.all, run.args.micro_batches)
+        hold_overlap(run, conditions, by_axis)
     if axes:
         note_axes(run, axes)
-        flops = statistics.mean(of_all_ranks(run, run.flops.all))
+        flops = statistics.mean(run.of_all_ranks(run.flops.all))
         if flops:
             note_machines(run, time_on_axes(sent, flops))
         note_speed(run, {"mfu": flops})
@@ -309,7 +323,7 @@ def note_axes(run, mine):
     """What goes on each axis, and whether it leaves a machine of args.node_size ranks.
     Communication, after all measurements: an all_gather_object."""
     size = run.args.node_size
-    everyones, recorded = of_all_ranks(run, mine), {}
+    everyones, recorded = run.of_all_ranks(mine), {}
     leaves = lambda ranks: ranks[0] // size != ranks[-1] // size
     for axis, (ranks, here) in mine.items():
         groups, all_sent = zip(*(of_rank[axis] for of_rank in everyones if axis in of_rank))
@@ -355,14 +369,8 @@ def wire_bytes(seen):
 def explain(run, answer):
     if "beside" in answer:
         note_beside(run, *answer["beside"])
-    if "mixtures" in answer:
-        mixtures.explain(run, answer["mixtures"])
-    if "contexts" in answer:
-        contexts.explain(run, answer["contexts"])
-    if answer.get("experts"):
-        mixtures.note_folded(run, answer["experts"])
-    if answer.get("noise"):
-        noise.explain(run, answer["noise"])
+    for instrument in run.instruments:
+        instrument.explain(run, answer)
     for line in answer.get("notes", []):
         run.note(line)
     if run.losses_in_time:

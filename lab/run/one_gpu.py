@@ -9,7 +9,6 @@ from torch.nn.utils import clip_grads_with_norm_
 
 import common
 from common import Batch
-from lab import chapters
 
 
 class BesideOneGpu(common.Run):
@@ -24,6 +23,7 @@ class BesideOneGpu(common.Run):
     """
 
     one_gpu, in_time, is_mixed, rounds = None, None, False, contextlib.nullcontext()
+    about = None                    # the about.py of its chapter
 
     @property
     def rounded(self) -> torch.dtype:
@@ -32,7 +32,7 @@ class BesideOneGpu(common.Run):
 
     @property
     def is_late(self) -> bool:
-        return chapters.said(self.args.chapter, "is_late", lambda args: False)(self.args)
+        return hasattr(self.about, "is_late") and self.about.is_late(self.args)
 
     def mixed(self, parameters, device=None):
         self.is_mixed = True
@@ -41,6 +41,10 @@ class BesideOneGpu(common.Run):
     def batches(self, share=0, build=common.gpt, after_step=None):
         self.build, self.after_step = build, after_step
         return super().batches(share)
+
+    def first_model(self) -> torch.nn.Module:
+        """One GPU's, with the weights that the run begins with."""
+        return self.draw(self.build(self.args.model, seed=None))
 
     def loss_in_time(self, batch: Batch) -> float:
         """Of one GPU that is not late, which takes this step, too."""
@@ -54,7 +58,7 @@ class BesideOneGpu(common.Run):
                      ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take the step of this batch on one GPU. Returns its loss and norm. No communication."""
         if self.one_gpu is None:
-            self.one_gpu = self.draw(self.build(self.args.model, seed=None))
+            self.one_gpu = self.first_model()
             optimizer = self.mixed if self.is_mixed else self.optimizer
             self.one_gpu_optimizer = optimizer(self.one_gpu.parameters())
             self.before = None                          # the weights of a step ago

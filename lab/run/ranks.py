@@ -37,7 +37,7 @@ if "forkserver" not in multiprocessing.get_all_start_methods():
 os.environ.setdefault("OBJC_DISABLE_INITIALIZE_FORK_SAFETY", "YES")
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel",       # an optimizer's first step
-           "triton.runtime.interpreter", "lab.run.report", "lab.classroom.exercises"]
+           "triton.runtime.interpreter", "lab.launch", "lab.classroom.exercises"]
 CONTEXT.set_forkserver_preload(PRELOAD)
 NUMBER = itertools.count()
 

@@ -2,31 +2,25 @@
 
 import argparse
 import contextlib
-import gc
 import json
 import math
 import os
-import signal
-import sys
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-from common import Config, Refused, environment
-from lab import ROOT
-from lab.checkpoints import resuming, saving
-from lab.checkpoints.checkpoint import Checkpoint
-from lab.diagnose import diagnose
-from lab.run import collectives, commands, meeting, noise, oracle, refusals, strict, verify
+from common import Config
+from lab.run import meeting, strict, verify
 from lab.run.about import About, as_check
 from lab.run.bench import Bench
 from lab.run.formulas import WATCHED_STEPS, held, hold, hold_beginning, updated_parameters
+from lab.run.instrument import Instrument
 from lab.run.meters import (
     ActivationMeter,
     CommMeter,
@@ -37,34 +31,73 @@ from lab.run.meters import (
     shards_of,
 )
 from lab.run.one_gpu import BesideOneGpu
-from lab.run.words import count, name_of_text, quantity
+from lab.run.rectangles import trained
+from lab.run.words import name_of_text, quantity
 
 METERED_STEP = 2        # the third step is metered, or the last if there are fewer
+
+
+class Step(NamedTuple):
+    """What is known of a step when its line is printed. expected: one GPU's loss, or None."""
+
+    number: int
+    loss: float
+    expected: float | None
+    norm: float
+    seconds: float
+
+    @property
+    def difference(self):
+        if self.expected is None:
+            return None
+        return abs(self.loss - self.expected) / (abs(self.expected) or 1)
+
+
+def or_dash(value, form):
+    return "-" if value is None else format(value, form)
+
+
+# The columns of the report's first table, one line a step: {heading: (width, text of a Step)}.
+COLUMNS = {
+    "step": (6, lambda step: str(step.number)),
+    "loss": (9, lambda step: f"{step.loss:.4f}"),
+    "single GPU": (12, lambda step: or_dash(step.expected, ".4f")),
+    "difference": (12, lambda step: or_dash(step.difference, ".1e")),
+    "grad norm": (11, lambda step: f"{step.norm:.4f}"),
+    "ms": (5, lambda step: f"{1e3 * step.seconds:.0f}"),
+}
 
 
 class Run(BesideOneGpu, Bench):
     """One run of a chapter: times and meters its steps, compares them with one GPU, and reports.
 
-    answer: what the chapter's `formulas` gave, once a step was metered.
-    `checks` are measurements, beside their formulas where there are any.
+    formulas: the chapter's; answer: what they gave, once a step was metered. `checks` are
+    measurements, beside their formulas where there are any.
+
+    lab/launch.py puts a run together. about: the chapter's about.py. instruments: what it is held
+    to beside all others. checkpoint: what it goes on from. saver(run) saves it. watch(run) says
+    which rank is lost. examine: looks at a step that does not match one GPU's, for explain(run),
+    the sentences below the problems. draw(record, path) draws its picture.
     """
 
-    def __init__(self, args: argparse.Namespace, formulas: Callable | None = None,
-                 checkpoint: Checkpoint | None = None):
-        self.checkpoint = checkpoint                        # which the run goes on from, if any
-        if args.save:
-            saving.make_folder(args.save)
+    is_rehearsal = False    # one rank, whose tensors have no values: lab/rehearsal
+
+    def __init__(self, args: argparse.Namespace, formulas: Callable | None = None, *,
+                 about: object = None, instruments: Sequence[Instrument] = (),
+                 checkpoint: object = None, saver: Callable | None = None,
+                 watch: Callable = meeting.Watch, examine: Callable | None = None,
+                 explain: Callable | None = None, draw: Callable | None = None):
+        self.about, self.instruments, self.checkpoint = about, instruments, checkpoint
+        self.explain, self.draw_record = explain, draw
         self.meet(args)
         super().__init__(args)
-        if args.resume:
-            resuming.refuse_disagreement(self)
         self.formulas, self.answer, self.updated = formulas, None, None
         self.model, self.optimizers, self.remembered = torch.nn.Module(), [], {}
-        self.saver = saving.Saver(self) if args.save else None
-        if self.checkpoint is not None:
-            self.first_step = self.checkpoint.index["step"]
+        self.saver = saver(self) if saver else None
+        if checkpoint is not None:
+            self.first_step = checkpoint.index["step"]
         self.step = self.first_step + 1                 # the first is 1
-        self.watch = meeting.Watch(self)
+        self.watch = watch(self)
         torch.set_float32_matmul_precision("highest" if args.verify else "high")    # TF32 on a GPU
         self.started, self.batch, self.profiler, self.peak = time.perf_counter(), None, None, 0
         self.checks, self.notes, self.recorded = [], [], {}
@@ -72,16 +105,18 @@ class Run(BesideOneGpu, Bench):
         self.losses_in_time = []                        # of one GPU, where this run is late
         self.comm, self.kept, self.flops = CommMeter(self.on_cuda), None, None
         self.memory, self.actions, self.messages, self.flops_of = None, [], 0, {}
-        self.skipped, self.not_finite, self.stopped, self.noise = 0, None, False, None
-        self.unlike, self.diagnosis = [], []            # filled in the end
+        self.skipped, self.not_finite, self.stopped = 0, None, False
+        self.problems, self.unlike, self.diagnosis = [], [], []         # filled in the end
         self.unwritten = None                           # the hole that the formulas have come to
-        self.rounding, self.verified_steps = verify.rounding_of(args)
-        tokens = args.batch * args.model.seq
-        experts = getattr(args.model, "experts", 0)
-        self.tolerance = verify.tolerances(self.rounding, args.optimizer, tokens, experts)
+        self.rounding = verify.rounding_of(args, about)
+        self.tolerance = verify.tolerances(self.rounding, args.optimizer,
+                                           args.batch * args.model.seq,
+                                           getattr(args.model, "experts", 0))
+        self.verified_steps = verify.steps_of(self.rounding)
         tensor_steps = 1 if self.rounding in verify.LOSSY else self.verified_steps
-        self.verifier = (verify.Verifier(self, tensor_steps, self.tolerance)
-                         if args.verify else None)
+        self.verifier = None
+        if args.verify:
+            self.verifier = verify.Verifier(self, tensor_steps, self.tolerance, examine)
 
     @property
     def at(self):
@@ -101,10 +136,12 @@ class Run(BesideOneGpu, Bench):
             self.checkpoint.load_model(model)
         if self.batch is None:                          # else it is that of one GPU's run
             self.model = model
-            if getattr(self.args, "noise_scale", False):    # chapter 02, before its replica is made
-                self.noise = noise.NoiseMeter(model)
-            return model
-        return oracle.take_place(model)
+        for instrument in self.instruments:
+            if self.batch is None:
+                instrument.begin(self, model)
+            else:
+                instrument.replace_in_one_gpu(model)
+        return model
 
     def optimizer(self, parameters, **remembered):
         """With the states that are saved, where the run goes on."""
@@ -124,8 +161,9 @@ class Run(BesideOneGpu, Bench):
     # The steps.
 
     def batches(self, *args, **more):
-        if "after_step" in more:
-            more["after_step"] = oracle.move_biases         # of one GPU
+        for instrument in self.instruments:
+            if "after_step" in more and instrument.after_step_of_one_gpu:
+                more["after_step"] = instrument.after_step_of_one_gpu
         self.header()
         if self.args.chapter.startswith("01"):
             self.memory = MemoryTimeline(lambda: held(self))
@@ -140,22 +178,21 @@ class Run(BesideOneGpu, Bench):
 
     def header(self):
         args, m, own = self.args, self.args.model, strict.settings(self.args)
+        precision = self.rounding
+        if self.is_mixed and args.precision == "bf16":
+            precision += f", masters in {args.dtype}"
+        if self.on_cuda and not args.verify and self.rounding == "float32":
+            precision += " (matmuls in TF32)"
+        self.first_line(precision)
         block = f" · RMSNorm, SwiGLU of {m.hidden}" if m.gated else ""
-        tf32 = " (matmuls in TF32)" if self.on_cuda and not args.verify else ""
-        tf32 = tf32 if self.rounding == "float32" else ""
-        masters = f", masters in {args.dtype}" if self.is_mixed and args.precision == "bf16" else ""
-        self.first_line(f"{self.rounding}{masters}{tf32}")
         self.say(f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq "
                  f"{m.seq}, batch {args.batch}{block} · {m.parameters() / 1e6:.2f} M parameters")
         self.say(f"  {args.optimizer}, {args.attention} attention{own and ', ' + own} · text: "
                  f"{name_of_text(args)}, {len(self.text.tokens):,} tokens")
         if self.checkpoint is not None:
-            chapter, variant, ranks = self.checkpoint.index["by"]
-            self.say(f"  goes on after step {self.first_step} of {chapter.replace('_', ' ')} · "
-                     f"{variant} · {count(ranks, 'rank')}: {self.checkpoint.reader.folder}")
-            for line in resuming.changes(args, self.checkpoint.index["run"]):
+            for line in self.checkpoint.describe(args):
                 self.say(f"  {line}")
-        self.say("  step      loss   single GPU   difference   grad norm    ms")
+        self.say(" ".join(f"{name:>{width}}" for name, (width, _) in COLUMNS.items()))
 
     def now(self):
         if self.on_cuda:
@@ -221,38 +258,22 @@ class Run(BesideOneGpu, Bench):
 
     def log(self, batch, loss, norm, model, updated=None, skipped=False, **shown):
         """After a step: compare it with one GPU and print its line."""
-        step = batch.step + 1
         self.model, self.updated = model, updated
         self.losses.append(loss.item())
         self.grad_norms.append(norm.item())
-        if self.noise:
-            self.noise.after_step(batch, norm)
+        for instrument in self.instruments:
+            instrument.after_step(batch, norm)
         self.skipped += skipped
         for name, value in shown.items():
             value = value.tolist() if torch.is_tensor(value) else value
             self.recorded.setdefault(name, []).append(value)
-        finite = math.isfinite(loss) and (skipped or math.isfinite(norm))
-        told_to_end = self.watch.is_told_to_end()
-        told_to_end, not_finite = saving.on_any_rank(self, told_to_end, not finite)
-        self.stopped = not_finite                       # on all ranks, of which one may know why
-        if not finite:
-            from_another = saving.gradients_are_finite(self.optimizers)
-            self.not_finite = [step, from_another, self.rank,
-                               f"loss {loss:.4f}, gradient norm {norm:.4f}"]
-        beside = f"{'-':>12} {'-':>12}"
-        verified = self.verifier and self.verifier.steps < self.verified_steps
-        if verified and skipped:
-            self.references.append((None, None))
-        elif verified:
-            self.references.append(self.verifier.compare(batch, loss, norm, self.pairs()))
-            if self.is_late and self.rank == 0:
-                self.losses_in_time.append(self.loss_in_time(batch))
-            expected = self.references[-1][0]
-            off = abs(self.losses[-1] - expected) / (abs(expected) or 1)
-            beside = f"{expected:12.4f} {off:12.1e}"
-        if len(self.losses) <= verify.STEPS or step % max(1, self.args.steps // 10) == 0:
-            self.say(f"{step:6} {self.losses[-1]:9.4f} {beside} {self.grad_norms[-1]:11.4f} "
-                     f"{1e3 * self.seconds[-1]:5.0f}{'   skipped' if skipped else ''}")
+        told_to_end = self.note_the_end(loss, norm, skipped)
+        step = Step(batch.step + 1, self.losses[-1], self.compare(batch, loss, norm, skipped),
+                    self.grad_norms[-1], self.seconds[-1])
+        every = max(1, self.args.steps // 10)
+        if len(self.losses) <= verify.STEPS or step.number % every == 0:
+            line = " ".join(f"{text(step):>{width}}" for width, text in COLUMNS.values())
+            self.say(line + "   skipped" * skipped)
         if self.stopped:                                # what followed could only be nonsense
             raise SystemExit(self.finish())
         if self.is_metered and self.formulas:
@@ -262,7 +283,36 @@ class Run(BesideOneGpu, Bench):
                 self.unwritten = f"the formulas are not written yet: {hole}"
         if self.saver:
             self.saver.stop = told_to_end
-            self.saver.after_step(step, self.losses[-1], model)
+            self.saver.after_step(step.number, step.loss, model)
+
+    def note_the_end(self, loss, norm, skipped):
+        """Whether any rank is told to end. On all ranks the run has `stopped` if anything is not
+        finite on one of them. Communication: an all_reduce of two numbers."""
+        finite = math.isfinite(loss) and (skipped or math.isfinite(norm))
+        facts = torch.tensor([self.watch.is_told_to_end(), not finite], dtype=torch.int32,
+                             device=self.device)
+        if self.world > 1:
+            dist.all_reduce(facts, dist.ReduceOp.MAX)
+        told_to_end, self.stopped = map(bool, facts.tolist())
+        if not finite:
+            gradients = [p.grad for optimizer in self.optimizers for p in trained(optimizer)]
+            is_from_another = all(g.isfinite().all() for g in gradients if g is not None)
+            self.not_finite = [self.step, is_from_another, self.rank,
+                               f"loss {loss:.4f}, gradient norm {norm:.4f}"]
+        return told_to_end
+
+    def compare(self, batch, loss, norm, skipped):
+        """One GPU's loss in this step, of which the verifier compares everything; None: of a step
+        that is not compared."""
+        if not self.verifier or self.verifier.steps >= self.verified_steps:
+            return None
+        if skipped:
+            self.references.append((None, None))
+            return None
+        self.references.append(self.verifier.compare(batch, loss, norm, self.pairs()))
+        if self.is_late and self.rank == 0:
+            self.losses_in_time.append(self.loss_in_time(batch))
+        return self.references[-1][0]
 
     def pairs(self):
         """(global name, parameter) pairs of what is updated, for the comparison. Communication: an
@@ -288,8 +338,10 @@ class Run(BesideOneGpu, Bench):
         return ok
 
     def row(self, name, measured, formula, unit, ok):
+        """A line of the report's second table."""
         values = f"{quantity(measured, unit):>12}{quantity(formula, unit):>15}"
-        self.notes.append(f"  {name:<38}{values}   {'' if ok is None else '✓' if ok else '✗'}")
+        mark = {None: "", True: "✓", False: "✗"}[ok]
+        self.notes.append(f"  {name:<38}{values}   {mark}")
 
     def note(self, line):
         """Say something below the measurements."""
@@ -300,14 +352,6 @@ class Run(BesideOneGpu, Bench):
         self.recorded |= data
 
     # The end.
-
-    def finish(self):
-        """Judge and report, and only then write and draw what the flags ask for. Returns the exit
-        status: 1 on rank 0 if anything did not match, was not finite or could not be written."""
-        with self.guard():                              # in which the last save ends
-            status = self.judge_and_report()
-        self.watch.stop()
-        return status
 
     def judge_and_report(self):
         if self.memory:
@@ -321,9 +365,8 @@ class Run(BesideOneGpu, Bench):
             beside = " (with one GPU's run)" if self.verifier and self.rank == 0 else ""
             self.check(("kept", f"allocated at the peak{beside}"), self.peak)
         failed = [check for check in self.checks if check["ok"] is False]
-        everyones, actions = [None] * self.world, self.in_seconds()
-        dist.all_gather_object(everyones, (shards_of(self.model), self.flops_of, actions,
-                                           self.not_finite, failed))
+        everyones = self.of_all_ranks((shards_of(self.model), self.flops_of, self.in_seconds(),
+                                       self.not_finite, failed))
         self.watch.let_go()
         if self.rank > 0:
             return 0
@@ -341,8 +384,7 @@ class Run(BesideOneGpu, Bench):
         first = min(filter(None, not_finite), default=None)
         self.problems = [f"step {first[0]}, rank {first[2]}: {first[3]}"] if first else []
         if self.verifier and (self.verifier.steps or not self.stopped):
-            lines, wrong = verify.verdict(self.verifier.worst, self.verifier.steps, self.rounding,
-                                          self.tolerance, self.verifier.explained)
+            lines, wrong = self.verifier.verdict()
             for line in lines:
                 print(f"  {line}")
             self.unlike = list(wrong)
@@ -352,22 +394,8 @@ class Run(BesideOneGpu, Bench):
                           for c in self.checks if c["ok"] is False]
         if self.saver and self.saver.problem:
             self.problems.append(self.saver.problem)
-        self.diagnosis = diagnose.of_run(self)
-        self.report_problems()
-        outputs = {"json": self.write_json, "plot": self.draw_picture, "profile": self.write_trace}
-        written = [self.wrote(flag, write) for flag, write in outputs.items()]
-        return 0 if all(written) and not self.problems else 1
-
-    @contextlib.contextmanager
-    def as_far_as_written(self):
-        """Hold the run to formulas. Chapter 10's may be holes, where that one is an exercise."""
-        try:
-            yield
-        except NotImplementedError as hole:
-            where = Path(traceback.extract_tb(hole.__traceback__)[-1].filename)
-            if where.parent != ROOT or where.name.startswith(self.args.chapter[:2]):
-                raise
-            self.note(f"not held to {where.name}, where this is not written yet: {hole}")
+        self.diagnosis = self.explain(self) if self.explain else []
+        return self.report_problems()
 
     def in_seconds(self):
         """The actions, with start and end in seconds since the step began."""
@@ -413,71 +441,3 @@ class Run(BesideOneGpu, Bench):
             "recorded": self.recorded,
         }
         return json.loads(json.dumps(record), parse_constant=lambda name: None)
-
-
-# ------------------------------------------------------------------------------- a run as a program
-
-def main(file: str, doc: str, variants: dict, requires: Callable, flags: Callable,
-         formulas: Callable | None = None, argv: list[str] | None = None) -> int:
-    """Run a chapter: refuse what does not fit, train. Returns the exit status. argv: None where the
-    chapter is the program, whose output is then made `steady`."""
-    if argv is None:
-        sys.stdout, argv = commands.steady(sys.stdout), sys.argv[1:]
-    strict.refuse_launcher()
-    try:
-        args, checkpoint = accepted(file, doc, variants, requires, flags, argv)
-        trains = hasattr(args, "model")
-        run = Run(args, formulas, checkpoint) if trains else collectives.Run(args, formulas)
-        train = variants[args.variant]
-        train = train[0] if isinstance(train, tuple) else train
-        with run.guard():
-            run.found = train(run)                      # None, of those that train a model
-        return run.finish()
-    except Refused as refused:
-        refusals.complain(refused)
-
-
-def accepted(file: str, doc: str, variants: dict, requires: Callable, flags: Callable,
-             argv: list[str]) -> tuple:
-    """The arguments of a run, and the checkpoint from which it goes on; raises Refused for those
-    that do not fit. It changes nothing."""
-    args = strict.parse(file, doc, variants, flags, argv)
-    requires(args, environment("WORLD_SIZE", 1))
-    noise.refuse_alone(args)
-    strict.refuse_cuda(args)
-    return args, resuming.goes_on_from(args) if hasattr(args, "model") else None
-
-
-def launch(*chapter):
-    """Run a chapter's `main` and leave cleanly, with its status.
-
-    A process group that is still referred to when Python shuts down aborts the process: so collect
-    garbage, then destroy it. PyTorch itself never lets go of one whose collectives a dispatch mode
-    has seen (the meters are such), and its threads would run on: so leave at once.
-    """
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        status = main(*chapter)
-    except SystemExit as leaving:
-        status = leaving.code
-    except KeyboardInterrupt as interrupted:
-        if not interrupted.args and environment("RANK", 0) == 0:
-            meeting.say("interrupted before the first step")
-        status = 128 + signal.SIGINT
-    except RuntimeError as error:
-        if not any(words in str(error) for words in meeting.LOST):
-            raise
-        meeting.say(f"rank {environment('RANK', 0)}: another rank has ended")
-        status = 1
-    gc.collect()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    for stream in filter(None, (sys.stdout, sys.stderr)):       # None: closed, by `>&-`
-        stream.flush()
-    os._exit(status or 0)
-
-
-def interrupt(*signal_and_frame):
-    """On Ctrl-C, once: it comes from the terminal, and then from torchrun as well."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 import common
 from common import DTYPES, Refused, Text, divides, environment
-from lab import chapters
 from lab.run.anatomy import matrices_of_blocks, optimizer_state_bytes, tensors
 from lab.run.commands import Parser, number, output
 from lab.run.refusals import RANKS, fail
@@ -37,13 +36,16 @@ COUNT = (1, 2**31)          # of all others, for which the default or the tiny p
 
 
 def parse(file: str, doc: str, variants: dict, flags: Callable | None,
-          argv: list[str] | None) -> argparse.Namespace:
+          argv: list[str] | None, about: object = None,
+          fits_here: bool = True) -> argparse.Namespace:
     """Parse `argv` as common.parse does; raises Refused for what is out of range or does not fit.
+    about: the about.py of the chapter. fits_here: refuse sizes that this machine has no memory for.
 
     Adds the flags for what is written, and args.own: the chapter's own flags and their defaults.
     """
-    if not chapters.trains(Path(file).stem):
-        return parse_without_model(file, doc, variants, flags, argv)
+    limits = LIMITS | getattr(about, "LIMITS", {})
+    if not getattr(about, "TRAINS", True):
+        return parse_without_model(file, doc, variants, flags, argv, limits)
     own, given = {}, {}
 
     def all_flags(parser):
@@ -63,7 +65,7 @@ def parse(file: str, doc: str, variants: dict, flags: Callable | None,
         add("--keep", type=int, help="how many checkpoints stay; default: 2")
         add("--resume", type=input_folder,
             help="go on from a folder's last checkpoint, in any layout")
-        limit_numbers(parser, Path(file).stem)
+        limit_numbers(parser, limits)
         given.update(as_given(parser, argv))
 
     args = common.parse(file, doc, variants, all_flags, argv, Parser)
@@ -75,7 +77,7 @@ def parse(file: str, doc: str, variants: dict, flags: Callable | None,
             raise Refused(f"--{flag.replace('_', '-')} {given[flag]} means nothing without --save",
                           "--save runs/checkpoints")
     for flag in ("save", "resume"):
-        if getattr(args, flag) and args.variant in chapters.said(args.chapter, "UNSAVED", ()):
+        if getattr(args, flag) and args.variant in getattr(about, "UNSAVED", ()):
             raise Refused(f"--{flag} {getattr(args, flag)}: steps of --variant {args.variant} "
                           "overlap, and have no state between them",
                           f"--variant {next(iter(variants))}")
@@ -92,7 +94,8 @@ def parse(file: str, doc: str, variants: dict, flags: Callable | None,
     if args.optimizer == "muon" and args.variant == "torch" and args.chapter[:2] not in WHOLE:
         raise Refused("--variant torch has --optimizer muon in chapters 01, 02 and 11 alone",
                       "--optimizer adamw")
-    refuse_sizes(args, given)
+    if fits_here:
+        refuse_sizes(args, given)
     refuse_text(args)
     refuse_vocabulary(args)
     return args
@@ -111,16 +114,15 @@ def flags_of_every_run(parser):
     add("--timeout", type=int, help="seconds after which a rank that hangs is named")
 
 
-def limit_numbers(parser, chapter):
+def limit_numbers(parser, limits):
     """Let the types of its flags refuse numbers that are out of range."""
-    limits = LIMITS | chapters.said(chapter, "LIMITS", {})
     for action in parser._actions:
         if action.type in (int, float):
             usual = action.default or getattr(common.PRESETS["tiny"], action.dest, 1)
             action.type = number(action.type, *limits.get(action.dest, (*COUNT, usual)))
 
 
-def parse_without_model(file, doc, variants, flags, argv):
+def parse_without_model(file, doc, variants, flags, argv, limits):
     """The same for a chapter that trains no model: args has none, nor whatever belongs to one."""
     parser = Parser(Path(file).name, description=doc)
     add = parser.add_argument
@@ -130,7 +132,7 @@ def parse_without_model(file, doc, variants, flags, argv):
     add("--seed", type=int, default=0)
     flags(parser)
     flags_of_every_run(parser)
-    limit_numbers(parser, Path(file).stem)
+    limit_numbers(parser, limits)
     args = parser.parse_args(argv)
     args.chapter, args.profile, args.save = Path(file).stem, None, None
     refuse_unknown_to_variant(args, variants, as_given(parser, argv))

@@ -14,7 +14,7 @@ same steps again, rounded differently (rounding.py). Differences of up to TIMES 
 
 import argparse
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 import torch
@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from common import Batch, part, rounded
-from lab import chapters
-from lab.diagnose import evidence
 from lab.run.rounding import TIMES, Rounding
+from lab.run.words import count
 
+LARGEST = 10**8         # numbers that are kept of a step, to look at one that does not match
 STEPS = 5               # so many steps are compared: rounding differences grow in any training
 SMALL = 1e-4            # in 16 bits the gradients of q and k are no larger than five times that
 SENT_ELSEWHERE = 0.5    # of a gradient: what a token that goes to another expert may take along
@@ -39,11 +39,15 @@ LOSSY = {               # twice what an honest run was seen to stray, or more
 }
 
 
-def rounding_of(args: argparse.Namespace) -> tuple[str, int]:
-    """What a run with these flags rounds to, a key of LOSSY or its --dtype; and how many steps are
-    compared: more of int8, which loses something in each."""
-    rounding = chapters.said(args.chapter, "rounding", name_of_rounded)(args)
-    return rounding, 50 if rounding == "int8" else STEPS
+def rounding_of(args: argparse.Namespace, about: object = None) -> str:
+    """What a run with these flags rounds to: a key of LOSSY, or its --dtype. about: the about.py of
+    its chapter, which may know better than --dtype and --precision."""
+    return getattr(about, "rounding", name_of_rounded)(args)
+
+
+def steps_of(rounding: str) -> int:
+    """How many steps are compared: more of int8, which loses something in each."""
+    return 50 if rounding == "int8" else STEPS
 
 
 def name_of_rounded(args: argparse.Namespace) -> str:
@@ -96,13 +100,15 @@ class Verifier:
     reference's tensors, one small all_reduce, and what DTensors send to become whole.
 
     tolerance: of each kind; the first step that exceeds both it and what rounding explains is
-    examined. evidence: of that step, for diagnose.py; None for a model that is too large for it.
-    explained: where a difference was tolerated only because rounding explains it.
+    examined. evidence: examine(verifier, batch, here, there, scale) of that step; None for a model
+    that is too large for it. explained: where a difference was tolerated only because rounding
+    explains it.
     """
 
-    def __init__(self, run, tensor_steps: int, tolerance: dict | None = None):
+    def __init__(self, run, tensor_steps: int, tolerance: dict | None = None,
+                 examine: Callable | None = None):
         self.run, self.tensor_steps, self.tolerance = run, tensor_steps, tolerance
-        self.rounding, _ = rounding_of(run.args)
+        self.examine, self.rounding = examine, rounding_of(run.args, run.about)
         self.again = Rounding(run, self.rounding, tensors_of)
         self.explained = []
         self.steps, self.worst, self.shapes = 0, {}, None
@@ -166,9 +172,10 @@ class Verifier:
                 self.worst[kind] = value, where
 
         there = {key: full.view(self.shapes[key]) for key, full in fulls.items()}
-        is_small = reference.numel() <= evidence.LARGEST and not run.is_late     # of old weights
-        if self.exceeding(counted) and self.evidence is None and is_small:
-            self.evidence = evidence.collect(self, batch, here, there, scale)
+        is_small = reference.numel() <= LARGEST and not run.is_late     # of old weights
+        looks_at_it = self.examine and self.evidence is None and is_small
+        if looks_at_it and self.exceeding(counted):
+            self.evidence = self.examine(self, batch, here, there, scale)
         self.previous = {key: x.cpu() for key, x in there.items() if key[1] and is_small}
         self.steps += 1
         return [fulls[kind, ""].item() for kind in ("loss", "gradient norm")]
@@ -191,6 +198,30 @@ class Verifier:
         allowed = self.tolerance or {}
         return [(kind, name) for (kind, name), value in off.items()
                 if allowed.get(kind) is not None and value > allowed[kind]]
+
+    def verdict(self) -> tuple[list[str], dict]:
+        """What the comparison came to: lines for the report, and {kind: a line} of what doesn't
+        match."""
+        if not self.worst:
+            return [], {"loss": "no step was compared with one GPU: all were skipped"}
+        allowed = self.tolerance
+        judged = {kind: off for kind, off in self.worst.items() if allowed[kind] is not None}
+        wrong = {kind: f"{where} is off by {value:.1e}, tolerance {allowed[kind]:.0e}"
+                 for kind, (value, where) in judged.items() if value > allowed[kind]}
+        lines = []
+        if self.rounding in LOSSY:
+            limits = ", ".join(f"{kind} {allowed[kind]:.0e}" for kind in judged)
+            lines.append(f"tolerances for {self.rounding}: {limits}; from step 2 on only the loss "
+                         "counts")
+        if self.explained:
+            first, *others = self.explained
+            more = f" and {len(others)} more" if others else ""
+            lines.append(f"tolerated, because rounding alone moves it as far on one GPU: "
+                         f"{first}{more}")
+        off = ", ".join(f"{kind} {value:.0e}" for kind, (value, _) in judged.items())
+        same, mark = ("NOT the same", "✗") if wrong else ("same", "✓")
+        over = count(self.steps, "step")
+        return [*lines, f"{same} as one GPU over {over}: {off}   {mark}"], wrong
 
     def wait_for_rank_0(self):
         """Until it has computed, wait at the store: ranks that wait for it in a collective
@@ -272,25 +303,3 @@ def difference(tensor: torch.Tensor, reference: torch.Tensor,
         return math.inf
     distance = (tensor.detach().double() - reference).abs().max()
     return (distance / scale).nan_to_num(math.inf, posinf=math.inf)
-
-
-def verdict(worst, steps, rounding, tolerance, explained=()):
-    """What the comparison came to: lines for the report, and {kind: a line} of what doesn't match.
-    explained: the places where only rounding explains a difference (Verifier)."""
-    if not worst:
-        return [], {"loss": "no step was compared with one GPU: all were skipped"}
-    judged = {kind: off for kind, off in worst.items() if tolerance[kind] is not None}
-    wrong = {kind: f"{where} is off by {value:.1e}, tolerance {tolerance[kind]:.0e}"
-             for kind, (value, where) in judged.items() if value > tolerance[kind]}
-    lines = []
-    if rounding in LOSSY:
-        allowed = ", ".join(f"{kind} {tolerance[kind]:.0e}" for kind in judged)
-        lines.append(f"tolerances for {rounding}: {allowed}; from step 2 on only the loss counts")
-    if explained:
-        more = f" and {len(explained) - 1} more" if len(explained) > 1 else ""
-        lines.append(f"tolerated, because rounding alone moves it as far on one GPU: "
-                     f"{explained[0]}{more}")
-    off = ", ".join(f"{kind} {value:.0e}" for kind, (value, _) in judged.items())
-    same, mark = ("NOT the same", "✗") if wrong else ("same", "✓")
-    over = f"{steps} step{'' if steps == 1 else 's'}"
-    return [*lines, f"{same} as one GPU over {over}: {off}   {mark}"], wrong

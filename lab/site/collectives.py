@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from lab.chapters import chapter
-from lab.run import simulate
+from lab.chapters import chapter, room
 from lab.run.machines import LATENCY, MACHINES
 from lab.site.parameters import known, one_of, whole
 
@@ -56,6 +55,7 @@ def collective(asked):
     parts = 1 if name in WHOLE else 2**(n.bit_length() - 1) if name == "all_reduce_doubling" else n
     begins = torch.eye(n * parts, dtype=torch.int16).view(n, -1)
     film = (Heard if name == "barrier" else Film)(function, n, parts)
+    simulate = room("00", "simulate")
     with PLAYING, simulate.unwritten_is_seen():         # which is a state of all threads
         simulate.play(film, list(begins), film.watch)
     rounds = [film.messages(i) for i in range(len(film.states) - 1)]

@@ -16,7 +16,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from common import Refused, gpt
-from lab.chapters import chapter
+from lab.chapters import about, chapter
 from lab.planner import planning
 from lab.run import meters, strict
 from lab.site.parameters import known, one_of, whole
@@ -117,7 +117,8 @@ def accepted(values):
 
 def parsed(*flags):
     nine = chapter("09")
-    return strict.parse(nine.__file__, "", nine.VARIANTS, nine.flags, [*MODEL, *flags])
+    return strict.parse(nine.__file__, "", nine.VARIANTS, nine.flags, [*MODEL, *flags],
+                        about("09_5d"))
 
 
 usual = functools.cache(parsed)

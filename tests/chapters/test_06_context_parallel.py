@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from common import Refused
-from lab.run import contexts, strict
+from lab import chapters, launch
 from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covering
 from tests.conftest import FULL, TEXT, chapter, hold_to_one_gpu, needs_triton, run_main, sample
 from tests.support.refused import hold_refusals
+
+held = chapters.held("06")
 
 SIX = "06_context_parallel"
 VARIANTS = ("zigzag", "ring", "gather", "ulysses")
@@ -175,12 +177,12 @@ def test_who_meets_whom(six, lengths, window):
         back = token[:, None] - token
         wanted = (0 <= back) & (back < (window or places)) & (starts[:, None] <= token)
         assert seen.equal(wanted.long()), (variant, how, n)
-        work = contexts.work(layouts[0])
-        assert sum(work) == wanted.sum() and contexts.imbalance(layouts[0]) >= 1
+        work = held.work(layouts[0])
+        assert sum(work) == wanted.sum() and held.imbalance(layouts[0]) >= 1
         if how == "document" and window is None:
             assert len(set(work)) == 1  # and so is the work of each document
         if how == "sequence" and variant in ("zigzag", "ring"):
-            hops = contexts.hops_of(variant, n, starts, window)
+            hops = held.hops_of(variant, n, starts, window)
             assert len(layouts[0].blocks) - 1 == hops
 
 
@@ -194,7 +196,7 @@ def test_pairs_by_the_formula(six):
         starts = starts_of((48 // documents,) * documents)
         for part in range(parts):
             layout = six.Layout(flags_alone(variant), part, parts, starts)
-            computed = sum(map(contexts.pairs_of, layout.blocks))
+            computed = sum(map(held.pairs_of, layout.blocks))
             assert computed == six.pairs(variant, part, parts, 48, documents=documents)
 
 
@@ -206,7 +208,7 @@ def test_hops_that_a_window_needs(six):
         layout = six.Layout(flags_alone(variant, window=window), 0, n, starts)
         hops = len(layout.blocks) - 1
         assert hops == six.hops_needed(variant, n, 24 * n, window)
-        assert hops == contexts.hops_of(variant, n, starts, window)
+        assert hops == held.hops_of(variant, n, starts, window)
 
 
 def test_ring_over_zigzag(six):
@@ -254,7 +256,7 @@ def test_refusals_on_gpus(six, monkeypatch, flags, works):
     """Of two machines with two GPUs each: the ranks of one have as many as they need."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     flags = (*flags.split(), f"--data={TEXT}")
-    args = strict.parse(six.__file__, "", six.VARIANTS, six.flags, flags)
+    args = launch.parse(six, flags)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     if works is None:

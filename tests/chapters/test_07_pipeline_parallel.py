@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import common
 from common import Refused
-from lab.run import strict
+from lab import launch
 from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covering
 from tests.conftest import (
     CHAPTERS,
@@ -242,8 +242,7 @@ def test_a_v_through_an_old_pytorch_is_refused(seven, monkeypatch, version, refu
 
 
 def parsed(seven, flags):
-    return strict.parse(seven.__file__, "", seven.VARIANTS, seven.flags,
-                        [*flags.split(), f"--data={TEXT}"])
+    return launch.parse(seven, [*flags.split(), f"--data={TEXT}"])
 
 
 def test_what_is_not_refused(seven):

@@ -17,11 +17,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import common
 from common import Refused
-from lab.run import mixtures
+from lab import chapters
 from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covering
 from tests.conftest import FULL, chapter, hold_to_one_gpu, run_main, sample
 from tests.support.refused import hold_refusals
 
+mixtures = chapters.held("08")
 EIGHT = "08_expert_parallel"
 VARIANTS = ("dropless", "capacity", "two-hops", "overlapped", "torch")
 

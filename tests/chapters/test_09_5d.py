@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import common
-from lab.run import strict
+from lab import launch
 from tests.chapters.test_04_tensor_parallel import TRAINING, covering
 from tests.conftest import FULL, chapter, hold_to_one_gpu, run_main, sample
 from tests.support.refused import hold_refusals
@@ -214,7 +214,7 @@ GROUPS = {  # of 8 ranks
 
 def arguments_of(flags, world):
     nine = chapter(NINE)
-    args = strict.parse(nine.__file__, "", nine.VARIANTS, nine.flags, [*FLOAT64, *flags])
+    args = launch.parse(nine, [*FLOAT64, *flags])
     nine.requires(args, world)
     return args
 
@@ -344,7 +344,7 @@ def test_refusals(run_chapter):
 def test_published_runs_fit(nine):
     """They have the axes of the lesson's table, whose degrees make as many ranks as it says."""
     for like, world in itertools.product(nine.LIKE, (8, 16)):
-        args = strict.parse(nine.__file__, "", nine.VARIANTS, nine.flags, [f"--like={like}"])
+        args = launch.parse(nine, [f"--like={like}"])
         nine.requires(args, world)
         assert world_of(vars(args)) == world
         row = rf"\b{like} +([\d,]+)" + r" +([\d-]+)" * 5

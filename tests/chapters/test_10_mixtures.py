@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lab.planner import mixtures, published
-from lab.run import anatomy
+from lab.planner.models import as_planned
 from tests.chapters.test_10_planner import nine_runs, numbers_of, ten  # noqa: F401
 from tests.conftest import ROOT, sample
 
@@ -58,7 +58,7 @@ def test_experts_are_folded_over_the_ranks_of_dp_tp_and_cp(ten):
     (2, 2, 1, 4, 0), (1, 2, 2, 4, 1), (1, 2, 2, 8, 0), (1, 1, 4, 2, 1), (4, 1, 2, 2, 0)], size=2))
 def test_experts_are_held_and_sent_to_as_in_chapter_09(ten, nine_runs, pp, cp, tp, ep, shared):
     args, answers, e = nine_runs(pp, cp, tp, "1f1b", 1, ep, 8, bool(shared))
-    model = replace(anatomy.as_planned(args.model), experts=8, top_k=2, shared=shared)
+    model = replace(as_planned(args.model), experts=8, top_k=2, shared=shared)
     layout = ten.Layout(args.dp, tp, cp, pp, ep=ep, zero=1, micro_batch=1)
     planned = ten.parameters_of_gpu(model, layout, ten.SOFTWARE["ours"])
     planned["mlp"], (whole, n) = planned.pop("experts"), planned["norms"]

@@ -11,7 +11,8 @@ import pytest
 from torch.utils._pytree import tree_leaves
 
 from lab.planner import mixtures, muon
-from lab.run import anatomy, formulas, meters
+from lab.planner.models import as_planned
+from lab.run import formulas, meters
 from tests.chapters.test_10_command_line import told
 from tests.chapters.test_10_planner import ten  # noqa: F401  (a fixture)
 from tests.conftest import SMALL, TEXT, chapter, run_main, sample
@@ -63,7 +64,7 @@ def measured(name, flags, folder):
 def test_zero_is_chapter_03s(ten, ranks, tmp_path, world, zero, flags):
     runs = ranks(world)(measured, "03_zero", [MUON, f"--variant=zero{zero}", *flags.split()],
                         tmp_path)
-    model, layout = anatomy.as_planned(runs[0].model), ten.Layout(world, zero=zero)
+    model, layout = as_planned(runs[0].model), ten.Layout(world, zero=zero)
     planned = ten.memory(model, layout, as_muon(ten.SOFTWARE["ours"]), 1)
     assert planned["optimizer"] == pytest.approx(statistics.mean(run.states for run in runs))
     found = cost_of(ten, model, layout)
@@ -81,7 +82,7 @@ def test_tp_is_chapter_04s(ten, ranks, tmp_path, kv_heads):
     """4 ranks that share kv heads, or have one each."""
     runs = ranks(4)(measured, "04_tensor_parallel",
                     [MUON, "--batch=2", "--block=llama", f"--kv-heads={kv_heads}"], tmp_path)
-    model, layout = anatomy.as_planned(runs[0].model), ten.Layout(tp=4)
+    model, layout = as_planned(runs[0].model), ten.Layout(tp=4)
     software = replace(as_muon(ten.SOFTWARE["ours"]), whole_tables=False)
     found = cost_of(ten, model, layout)
     for run in runs:

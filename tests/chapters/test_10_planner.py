@@ -9,6 +9,7 @@ import pytest
 
 import common
 from lab.planner import published
+from lab.planner.models import as_planned
 from lab.run import anatomy
 from tests.conftest import FULL, chapter, sample
 
@@ -117,7 +118,7 @@ def test_states_activations_and_traffic_are_those_of_chapter_09(ten, nine_runs, 
     schedules = ["1f1b"] + ["interleaved", "dualpipe-v"] * (pp > 1)
     for schedule, zero in itertools.product(schedules, range(3)):
         args, answers, e = nine_runs(pp, cp, tp, schedule, zero)
-        model = anatomy.as_planned(args.model)
+        model = as_planned(args.model)
         v = 2 if schedule == "interleaved" else 1
         layout = ten.Layout(args.dp, tp, cp, pp, v, zero=zero, micro_batch=args.micro_batch,
                             schedule="dualpipe-v" if schedule == "dualpipe-v" else "1f1b")

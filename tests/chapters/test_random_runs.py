@@ -19,7 +19,7 @@ import pytest
 
 from common import Refused
 from kernels import fp8
-from lab.run import strict
+from lab import launch
 from tests.conftest import CHAPTERS, TEXT, chapter, no_flags, run_main, sample, training_chapters
 
 RUNS = int(os.environ.get("RUNS", 4))  # in float64, of each variant
@@ -101,8 +101,7 @@ def is_legal(module, world, flags):
         return False  # which is asked when the run begins
     with contextlib.redirect_stderr(io.StringIO()):
         try:
-            own = getattr(module, "flags", no_flags)
-            args = strict.parse(module.__file__, "", module.VARIANTS, own, flags)
+            args = launch.parse(module, flags)
             module.requires(args, world)
             if Path(module.__file__).name.startswith("05") and args.precision == "fp8":
                 fp8.in_chapter_05(args, world, None, None)  # which is asked in train

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from lab import rehearse
+from lab import chapters, rehearse
 from lab.rehearsal import planned, rehearsal, rehearsed
-from lab.run import anatomy
 from tests.conftest import SMALL, TEXT, chapter, sample
 
 BF16 = ["--precision=bf16", "--attention=sdpa", "--batch=8"]
@@ -57,7 +56,7 @@ def test_the_planner_says_the_same_of_the_fullest_stage(flags):
 @pytest.mark.full
 def test_what_other_software_frees_is_counted():
     run, *_ = runs("--pp=2", "--tp=2", "--block=llama", "--software=llama3", "--batch=4")
-    plan, ten = planned.plan_of(run.args, 8), anatomy.planner()
+    plan, ten = planned.plan_of(run.args, 8), chapters.chapter("10")
     llama = ten.SOFTWARE["llama3"]
     freed = {name: size for name, _, size in planned.freed(plan, llama, {"v": 2})}
     assert set(freed) == {"swiglu_kept", "keeps_gathered", "whole_tables", "v"}

@@ -15,8 +15,8 @@ import pytest
 import torch.distributed as dist
 
 import common
-from lab import scaled, scaling
-from lab.run import anatomy, strict
+from lab import launch, scaled, scaling
+from lab.chapters import chapter as ours
 from lab.run.runs import read_runs
 from tests.conftest import TEXT, chapter, run_main
 
@@ -48,7 +48,7 @@ def test_the_fit_finds_what_times_are_made_of():
 
 
 def test_rates_make_a_cluster():
-    ten, n, numbers = anatomy.planner(), 4, 10**6
+    ten, n, numbers = ours("10"), 4, 10**6
     machine = ten.Machine(scaling.cluster_of(RATES, n), ten.SOFTWARE["ours"])
     assert machine.flops == pytest.approx(5e10)
     assert machine.bandwidth == pytest.approx(1e10)     # 2 bytes for each 4 that go through
@@ -64,8 +64,7 @@ def test_a_run_is_planned_as_it_runs():
         for n in scaling.WORLDS:
             file, *flags = scaling.command_of(axis, n)
             module = chapter(file.removesuffix(".py"))
-            own = getattr(module, "flags", None)
-            args = strict.parse(module.__file__, "", module.VARIANTS, own, flags)
+            args = launch.parse(module, flags)
             module.requires(args, n)
             layout = scaling.layout_of(axis, n)
             assert layout.dp * layout.tp * layout.cp * layout.pp == n, axis

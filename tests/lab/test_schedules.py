@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from lab import schedules
-from lab.run import automatic
+from lab import chapters, schedules
 from tests.conftest import chapter, sample
+
+automatic = chapters.room("07", "automatic")
 
 
 def run(capsys, *flags):

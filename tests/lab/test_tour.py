@@ -10,9 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lab import chapters, tour
-from lab.run import strict
-from lab.run.stop import Stop
+from lab import chapters, launch, tour
+from lab.chapters import Stop
 from tests.conftest import ROOT, chapter
 
 # ---------------------------------------------------------------------------------- what there is
@@ -33,8 +32,7 @@ def test_every_run_is_accepted_on_its_ranks():
     for stop in stops:
         program, *flags = stop.words.split()
         module = chapter(program.removesuffix(".py"))
-        own = getattr(module, "flags", None)
-        args = strict.parse(module.__file__, "", module.VARIANTS, own, flags)
+        args = launch.parse(module, flags)
         module.requires(args, max(stop.ranks, 1))
 
 
@@ -86,7 +84,7 @@ def test_nothing_is_left_running(tmp_path, number, by_torchrun):
     lines = f"""if __name__ == "__main__":
     from pathlib import Path
     from lab import tour
-    from lab.run.stop import Stop
+    from lab.chapters import Stop
     from lab.run import commands
     tour.ROOT = Path({str(tmp_path)!r})
     stops = [Stop("done.py", "", 1, name="02_done", ranks=0),

@@ -42,8 +42,8 @@ def of_chapter(name):
         reads = {"--data": "text", "--resume": "ours"}
         writes |= {"--profile": "trace.json", "--save": "checkpoints"}
     return Command([f"{CHAPTERS / name}.py"], SHORT if trains else "--numbers=3",
-                   "lab.run.report.Run lab.run.collectives.Run", partial(run_chapter, name),
-                   files=FILES, reads=reads, writes=writes)
+                   "lab.launch.with_instruments" if trains else "lab.chapters.held",
+                   partial(run_chapter, name), files=FILES, reads=reads, writes=writes)
 
 
 def run_planner():
@@ -71,7 +71,7 @@ def a_run():
 
 def a_hunt():
     """As lab.hunt writes it."""
-    from lab.classroom import hunt
+    from lab.museum import hunt
 
     return hunt.text_of(hunt.draw("06", 1), "06", 1, "easy").encode()
 
@@ -127,11 +127,11 @@ OTHERS = [
     lab("grade", ". 04.7 --predictions=marked.json --csv=grades.csv",
         "lab.classroom.grade.grade_all", files=EXERCISE | {"marked.json": marked},
         reads={"--predictions": "ours"}, **LONG),
-    lab("hunt", "06 --seed=1", "lab.classroom.hunt.write", writes={"--out": "hunts"}, **LONG),
-    lab("hunt", "06 --for=ada", "lab.classroom.hunt.write", writes={"--out": "hunts"}, **LONG),
-    lab("hunt", "--reveal=hunt.py", "lab.classroom.hunt.reveal", files={"hunt.py": a_hunt},
+    lab("hunt", "06 --seed=1", "lab.museum.hunt.write", writes={"--out": "hunts"}, **LONG),
+    lab("hunt", "06 --for=ada", "lab.museum.hunt.write", writes={"--out": "hunts"}, **LONG),
+    lab("hunt", "--reveal=hunt.py", "lab.museum.hunt.reveal", files={"hunt.py": a_hunt},
         reads={"--reveal": "ours"}, **LONG),
-    lab("hunt", "--grade=hunt.py", "lab.classroom.hunt.grade",
+    lab("hunt", "--grade=hunt.py", "lab.museum.hunt.grade",
         files={"hunt.py": a_hunt}, reads={"--grade": "ours"}, **LONG),
     lab("museum", "06", "lab.museum.__main__.play_all",
         writes={"--json": "museum.json", "--out": "museum.png"}),

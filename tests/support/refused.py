@@ -3,7 +3,8 @@
 import shlex
 from unittest import mock
 
-from lab.run import report
+from common import Refused
+from lab import launch
 from tests.conftest import chapter, no_flags
 
 
@@ -29,8 +30,8 @@ def refusal_of(name, argv, world):
     sizes = {"RANK": "0", "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     with mock.patch.dict("os.environ", sizes):
         try:
-            report.accepted(module.__file__, "", module.VARIANTS, module.requires, flags, argv)
-        except report.Refused as refused:
+            launch.accept(module.__file__, "", module.VARIANTS, module.requires, flags, argv)
+        except Refused as refused:
             return refused
 
 

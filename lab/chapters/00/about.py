@@ -1,6 +1,6 @@
 """What lab/ knows of chapter 00 alone."""
 
-from lab.run.stop import Stop
+from lab.chapters import Stop
 
 PLAYS = {"A collective is an operation": (
     "collectives", {"collective": "all_reduce_ring", "ranks": 3})}

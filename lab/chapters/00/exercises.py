@@ -5,9 +5,10 @@ from unittest import mock
 
 import torch
 
+from lab import chapters
 from lab.classroom.exercise import Exercise, Run, Same, random
-from lab.run import simulate
-from lab.run.collectives import as_one
+
+simulate, as_one = chapters.room("00", "simulate"), chapters.held("00").as_one
 
 # (how many ranks, numbers of each one's tensor): with parts of one size; of more than one, or none.
 EVEN = (3, 6), (4, 4)

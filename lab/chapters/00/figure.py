@@ -2,9 +2,8 @@
 
 import torch
 
-from lab.chapters import chapter
+from lab.chapters import chapter, room
 from lab.drawing import BLUE, RED, blank, few, runs_of
-from lab.run import simulate
 
 OF = "00_collectives"
 
@@ -12,7 +11,7 @@ OF = "00_collectives"
 def draw(runs):
     """How many ranks' numbers each part is the sum of, in a ring all_reduce; who has rank 0's x, in
     a broadcast. What is in between was sent by the run: the same functions are called again, on
-    lab/run/simulate.py's network, which must pass the same messages."""
+    simulate.py's network, which must pass the same messages."""
     run = runs_of(runs, OF)["collectives"]
     figure = blank(13, 5.5)
     n, messages = few(run["world_size"], "ranks", 16), run["recorded"]["messages"]
@@ -81,7 +80,7 @@ def states_of(name, n, messages):
     zero, states = chapter("00"), []
     starts = [torch.ones(n) if name != "broadcast" or rank == 0 else torch.zeros(n)
               for rank in range(n)]
-    *_, nets, _ = simulate.play(zero.BY_HAND[name], starts,
+    *_, nets, _ = room("00", "simulate").play(zero.BY_HAND[name], starts,
                                 lambda xs: states.append(torch.stack(xs).numpy()))
     sent = sorted((rank, to) for rank, net in enumerate(nets) for to, _, _ in net.rounds
                   if to is not None)

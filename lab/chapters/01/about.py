@@ -1,6 +1,6 @@
 """What lab/ knows of chapter 01 alone."""
 
-from lab.run.stop import Stop
+from lab.chapters import Stop
 
 TOUR = (
     Stop("01_single_gpu.py --device=cpu --steps=5",

@@ -1,6 +1,6 @@
 """What lab/ knows of chapter 02 alone."""
 
-from lab.run.stop import Stop
+from lab.chapters import Stop
 
 TOUR = (
     Stop("02_data_parallel.py --device=cpu --steps=5",

@@ -1,6 +1,6 @@
 """What lab/ knows of chapter 03 alone."""
 
-from lab.run.stop import Stop
+from lab.chapters import Stop
 from lab.run.verify import name_of_rounded
 
 PLAYS = {"Ψ parameters in fp32": ("memory", {}),

@@ -1,6 +1,6 @@
 """What lab/ knows of chapter 04 alone."""
 
-from lab.run.stop import Stop
+from lab.chapters import Stop
 
 PLAYS = {"Heads.": ("cuts", {"chapter": "04_tensor_parallel", "pp": 1, "dp": 1, "tp": 4,
                              "controls": "tp kv_heads"})}

@@ -1,6 +1,6 @@
 """What lab/ knows of chapter 06 alone."""
 
-from lab.run.stop import Stop
+from lab.chapters import Stop
 
 PLAYS = {"Who has to compute?": ("rings", {"ranks": 4})}
 LIMITS = {"documents": (1, 2**31, 32), "window": (1, 2**31, 32)}

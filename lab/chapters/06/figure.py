@@ -21,7 +21,6 @@ from lab.drawing import (
     width_of,
 )
 from lab.run import anatomy
-from lab.run.contexts import imbalance
 
 OF = "06_context_parallel"
 LONGEST = 2**13         # tokens of a sequence whose documents are drawn
@@ -234,8 +233,9 @@ def draw_several(figure, run):
         padded = f", {room / len(starts) - 1:.0%} of it padding (pale)" * (room > len(starts))
         matrix.set_title(f"{name}: {room} tokens{padded}\nqueries down, keys across; coloured by "
                          "rank, numbered by hop")
-        draw_work(work, hops, imbalance(layout))
-        work.set_title(f"pairs of a query and a key: the busiest rank has {imbalance(layout):.2f} "
+        imbalance = room("06", "held").imbalance(layout)
+        draw_work(work, hops, imbalance)
+        work.set_title(f"pairs of a query and a key: the busiest rank has {imbalance:.2f} "
                        "times the mean", fontsize=9)
 
 

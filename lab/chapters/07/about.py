@@ -1,6 +1,6 @@
 """What lab/ knows of chapter 07 alone."""
 
-from lab.run.stop import Stop
+from lab.chapters import Stop
 
 PLAYS = {"The order in which": ("schedules", {"controls": "schedule ranks micro_batches"})}
 UNSAVED = ("2bw",)      # what is under way when a step ends is no state that can be saved

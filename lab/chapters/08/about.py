@@ -1,6 +1,6 @@
 """What lab/ knows of chapter 08 alone."""
 
-from lab.run.stop import Stop
+from lab.chapters import Stop
 
 # How a small model's experts are balanced, for which two ranks are enough.
 SMALL = ("08_expert_parallel.py --device=cpu --layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=32 "

@@ -1,6 +1,6 @@
 """What lab/ knows of chapter 09 alone."""
 
-from lab.run.stop import Stop
+from lab.chapters import Stop
 
 PLAYS = {"The mesh.": ("cuts", {"controls": "pp dp cp tp ep experts kv_heads"})}
 TOUR = (
@@ -10,3 +10,4 @@ TOUR = (
          "a mixture of experts on four axes", 5, name="09_5d-experts", ranks=8),
 )
 LIMITS = {"zero": (0, 4, 1), "documents": (1, 2**31, 32)}
+HELD = "06", "07", "08"

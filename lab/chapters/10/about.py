@@ -1,6 +1,6 @@
 """What lab/ knows of chapter 10 alone."""
 
-from lab.run.stop import Stop
+from lab.chapters import Stop
 
 PLAYS = {"Chapters 02 to 09 each share out": ("planner", {"model": "70b", "gpus": 512})}
 

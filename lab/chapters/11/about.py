@@ -1,6 +1,6 @@
 """What lab/ knows of chapter 11 alone."""
 
-from lab.run.stop import Stop
+from lab.chapters import Stop
 from lab.run.verify import name_of_rounded
 
 TOUR = (

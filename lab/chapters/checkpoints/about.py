@@ -1,6 +1,6 @@
 """What lab/ knows of checkpoints alone."""
 
-from lab.run.stop import Stop
+from lab.chapters import Stop
 
 FILES = {"lab/checkpoints/checkpoint": "faults"}
 TOUR = (

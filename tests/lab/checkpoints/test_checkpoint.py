@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import common
-from lab.checkpoints import checkpoint, saving
+from lab.checkpoints import saving
 from lab.faults import tensors_of
+from lab.run import rectangles
 from tests.conftest import TEXT, run_main, sample
 from tests.lab.checkpoints.test_saving import status_of
 
@@ -144,12 +145,12 @@ def test_the_same_bits_in_the_same_layout(ranks, saved, tmp_path, layout):
 
 def test_rectangles_of_a_range():
     """Those in the picture; and of any range of any shape: few, in order, each number once."""
-    assert list(checkpoint.rectangles((4, 6), 5, 23)) == [
+    assert list(rectangles.rectangles((4, 6), 5, 23)) == [
         ((0, 5), (1, 1)), ((1, 0), (2, 6)), ((3, 0), (1, 5))]  # fmt: skip
     for shape in ((7,), (4, 6), (3, 1), (1, 5), (3, 2, 4)):
         numbers = torch.arange(torch.Size(shape).numel()).view(shape)
         for start, stop in itertools.combinations(range(numbers.numel() + 1), 2):
-            found = list(checkpoint.rectangles(shape, start, stop))
+            found = list(rectangles.rectangles(shape, start, stop))
             slices = [tuple(slice(at, at + size) for at, size in zip(*one)) for one in found]
             assert torch.cat([numbers[one].flatten() for one in slices]).tolist() == [
                 *range(start, stop)]  # fmt: skip

@@ -4,8 +4,7 @@ import shlex
 
 import pytest
 
-from lab.classroom import hunt
-from lab.museum import observe
+from lab.museum import hunt, observe
 from tests.conftest import ROOT, sample
 
 pytestmark = pytest.mark.usefixtures("warm")

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from lab import chapters, museum
-from lab.classroom import checks, hunt
+from lab.classroom import checks
 from lab.museum import __main__ as command
-from lab.museum import observe, published
+from lab.museum import hunt, observe, published
 from lab.museum.exhibit import Exhibit
 from lab.run.about import as_check
 from tests.conftest import FULL, sample

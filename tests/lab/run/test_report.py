@@ -15,7 +15,7 @@ import common
 from common import gpt, loss_sum
 from lab.run import anatomy, formulas, report, strict, verify
 from lab.run.words import quantity
-from tests.conftest import ROOT, SMALL, TEXT, arguments, run_main, sample
+from tests.conftest import SMALL, TEXT, arguments, run_main, sample
 
 # ------------------------------------------------------------------------- a run on the house alone
 
@@ -104,20 +104,9 @@ def test_a_planted_fault_is_caught_and_named(ranks, tmp_path, plant, named):
 
 
 def test_formulas_that_are_not_written_are_a_problem_and_the_rest_is_compared(ranks, tmp_path):
-    """An exercise in the chapter itself; if it is one of chapter 10, which we ask, it is a note."""
     (status, run, output), _ = ranks(2)(train, FLOAT64, tmp_path, "hole")
     assert status == 1 and re.search("✗ .*02.6: wire_bytes", output)
     assert 0 < run["max_grad_diff"] < 1e-12
-    (status, run, output), _ = ranks(2)(train_beside_a_hole, tmp_path)
-    assert status == 0 and "all_reduce, payload" in output and "10.3: numbers" in output
-
-
-def train_beside_a_hole(folder):
-    path, hole = ROOT / "10_planner.py", 'raise NotImplementedError("10.3: numbers")'
-    found = {}
-    exec(compile(f"def asks(run, answer):\n    {hole}\n", str(path), "exec"), found)
-    with mock.patch.object(formulas, "hold_activations", found["asks"]):
-        return train(FLOAT64, folder)
 
 
 def test_without_verification_nothing_is_compared(ranks, tmp_path):

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import common
 from common import gpt, loss_sum
+from lab import launch
 from lab.run import report, strict
 from tests.conftest import arguments, sample
 from tests.lab.run.test_report import bare
@@ -111,6 +112,7 @@ def run_that_writes(folder, target, how):
     (folder / "trace.json").write_text("{}")  # of an earlier run
     run = bare("--no-verify", "--steps=1", *[f"{flag}={folder}/{files[flag]}" for flag in files])
     draw = lambda runs, chapter, path: path.write_bytes((folder / "run.json").read_bytes())
+    run.draw_record = launch.draw
     with (contextlib.redirect_stdout(io.StringIO()) as output,
           mock.patch("lab.pictures.draw", draw), mock.patch(target, **how)):
         for batch in run.batches():

@@ -217,7 +217,9 @@ def test_difference_is_never_silently_zero():
 
 def verdict(rounding, **worst):
     worst = {kind.replace("_", " "): (off, f"{kind} of p") for kind, off in worst.items()}
-    return verify.verdict(worst, 2, rounding, verify.tolerances(rounding, "adamw"))
+    verifier = Verifier(mock.Mock(about=None), 1, verify.tolerances(rounding, "adamw"))
+    verifier.rounding, verifier.worst, verifier.steps = rounding, worst, 2
+    return verifier.verdict()
 
 
 def test_the_verdict_names_what_is_off_and_by_how_much():

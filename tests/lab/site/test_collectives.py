@@ -5,11 +5,11 @@ import re
 import pytest
 import torch
 
-from lab.chapters import chapter
-from lab.run import collectives as bench
-from lab.run import simulate
+from lab.chapters import chapter, held, room
 from lab.site import collectives
 from tests.conftest import sample
+
+bench, simulate = held("00"), room("00", "simulate")
 
 NAMES = list(chapter("00").BY_HAND)
 EVERY = [(name, n) for n in sample([5, 4, 2, 3, 6, 7, 8], 2) for name in NAMES]

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 import common
-from lab.run import contexts
 from lab.site import rings
 from tests.conftest import chapter, sample
 
@@ -38,10 +37,10 @@ def test_a_ring_is_the_chapters(n, documents, cut, window):
                     assert of["pairs"][hop][rank] == sees
                     assert drawn(of["shapes"][hop][rank]) == sees
                 assert sees == 0 or hop < len(of["pairs"]) == len(layout.blocks)
-        assert [sum(of_rank) for of_rank in zip(*of["pairs"])] == contexts.work(layout)
+        assert [sum(of_rank) for of_rank in zip(*of["pairs"])] == held("06").work(layout)
         assert {begin for begin, _ in of["documents"]} == {*layout.starts.tolist()}
-    assert told["busiest"] == {"ring": contexts.imbalance(laid_out("ring", "sequence"))} | {
-        cut: contexts.imbalance(laid_out("zigzag", cut)) for cut in rings.CUTS}
+    assert told["busiest"] == {"ring": held("06").imbalance(laid_out("ring", "sequence"))} | {
+        cut: held("06").imbalance(laid_out("zigzag", cut)) for cut in rings.CUTS}
 
 
 def drawn(shapes):

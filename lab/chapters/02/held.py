@@ -23,6 +23,7 @@ from torch import nn
 
 from common import Batch, Refused, environment
 from lab.planner import batch as planned
+from lab.run.instrument import Instrument
 from lab.run.refusals import RANKS
 from lab.run.words import count
 
@@ -85,10 +86,10 @@ def error_of(noises: list, signals: list) -> float:
     return math.sqrt((n - 1) / n * sum((one - mean) ** 2 for one in without))
 
 
-def explain(run, noise_and_signal):
+def explain(run, steps_seen, noise_and_signal):
     """Note what the run's steps say, and keep all of them for the JSON."""
-    estimates = [noise_and_signal(*step) for step in run.noise.steps]
-    run.record(noise={"steps": run.noise.steps, "noise": [noise for noise, _ in estimates],
+    estimates = [noise_and_signal(*step) for step in steps_seen]
+    run.record(noise={"steps": steps_seen, "noise": [noise for noise, _ in estimates],
                       "signal": [signal for _, signal in estimates]})
     last = estimates[len(estimates) // 2:]
     steps = f"the last {count(len(last), 'step')}"
@@ -96,10 +97,31 @@ def explain(run, noise_and_signal):
     if not 0 < scale < math.inf:
         run.note(f"noise scale: {steps} do not tell noise from signal; more steps or tokens would")
         return
-    error, batch = error_of(*map(list, zip(*last))), run.noise.steps[-1][1]
+    error, batch = error_of(*map(list, zip(*last))), steps_seen[-1][1]
     run.recorded["noise"] |= {"scale": scale, "error": error, "mean of": len(last)}
     run.note(f"noise scale {scale:,.0f} tokens ± {error:,.0f}, of the means of tr(Σ) and |G|² over "
              f"{steps}")
     run.note(f"of all batches, one of {batch:,} tokens takes {planned.steps(batch, scale):.2f} "
              f"times the fewest steps, and {planned.tokens(batch, scale):.2f} times the fewest "
              "tokens")
+
+
+class Held(Instrument):
+    """The noise scale, where --noise-scale asks for it."""
+
+    meter = None
+
+    def refuse(self, args):
+        refuse_alone(args)
+
+    def begin(self, run, model):
+        if run.args.noise_scale:
+            self.meter = NoiseMeter(model)
+
+    def after_step(self, batch, norm):
+        if self.meter:
+            self.meter.after_step(batch, norm)
+
+    def explain(self, run, answer):
+        if answer.get("noise"):
+            explain(run, self.meter.steps, answer["noise"])

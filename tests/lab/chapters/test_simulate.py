@@ -7,9 +7,10 @@ deadlocks, of ranks that are not there, and of the calls that a round is built f
 import pytest
 import torch
 
-from lab.run import collectives, simulate
+from lab import chapters
 from tests.conftest import chapter, edited, loaded
 
+collectives, simulate = chapters.held("00"), chapters.room("00", "simulate")
 NAME = "00_collectives"
 
 

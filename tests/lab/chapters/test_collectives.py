@@ -4,9 +4,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lab.run import collectives
-from lab.run.collectives import as_one, heard_of, in_rounds, own_parts
+from lab import chapters
 from tests.conftest import chapter
+
+collectives = chapters.held("00")
+as_one, heard_of, in_rounds = collectives.as_one, collectives.heard_of, collectives.in_rounds
+own_parts = collectives.own_parts
 
 ZERO = "00_collectives"
 

@@ -10,6 +10,7 @@ import copy
 
 import torch
 
+from lab.run.instrument import Instrument
 from lab.run.words import count
 
 MATMULS = 7             # two forward; four backward, and one that computes scores again
@@ -140,3 +141,22 @@ def with_cut(args, cut):
     other = copy.copy(args)
     other.cut, other.variant = cut, "zigzag" if cut == "document" else args.variant
     return other
+
+
+class Held(Instrument):
+    """Of chapters 06 and 09."""
+
+    def flops(self, run, answer):
+        about = answer.get("contexts")
+        if about and "layout" in about:
+            hold_hops(run, about)
+        return {"attention": flops(run, about)} if about else {}
+
+    def overlap(self, run, answer, sent):
+        is_of_06 = "layout" in answer.get("contexts", {})
+        attention = run.flops_of.get("attention")
+        return conditions(attention, sent) if is_of_06 and attention else {}
+
+    def explain(self, run, answer):
+        if "contexts" in answer:
+            explain(run, answer["contexts"])

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 
 import common
-from lab.run import noise
+from lab import chapters
 from tests.conftest import SMALL, TEXT, chapter, run_main, sample
 
+noise = chapters.held("02")
 TWO = "02_data_parallel"
 FLAGS = (*SMALL, "--layers=1", "--steps=2", "--dtype=float64", "--ignore=0.5", f"--data={TEXT}",
          "--noise-scale", "--clip=0.1")  # clipping is after the norm

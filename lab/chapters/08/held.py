@@ -14,16 +14,10 @@ sends in units of a message between sub-layers.
 import statistics
 
 import torch
-import torch.distributed as dist
 
+from lab.chapters import room
+from lab.run.instrument import Instrument
 from lab.run.words import quantity
-
-
-def of_all_ranks(run, mine):
-    """Communication, after all measurements: an all_gather_object."""
-    everyones = [None] * run.world
-    dist.all_gather_object(everyones, mine)
-    return everyones
 
 
 def step_flops(cfg, tokens, rows, recompute="none"):
@@ -105,13 +99,13 @@ def explain(run, found):
     sent, _ = found["seen"][0]
     before = run.rank // len(sent) * len(sent)          # the ranks before those that share
     mine = [0] * before + sent + [0] * (run.world - before - len(sent))
-    run.record(rows=of_all_ranks(run, mine))
+    run.record(rows=run.of_all_ranks(mine))
 
 
 def note_busiest(run, arrived):
     """arrived: of each exchange of the metered step, the rows that came to this rank."""
     ratios = []
-    for of_ranks in zip(*of_all_ranks(run, arrived)):
+    for of_ranks in zip(*run.of_all_ranks(arrived)):
         if sum(of_ranks):
             ratios.append(max(of_ranks) * run.world / sum(of_ranks))
     if ratios:
@@ -121,7 +115,7 @@ def note_busiest(run, arrived):
 
 def mean_of_all(run, pairs):
     """Of the pairs of all layers and ranks: the mean of the first ones, and that of the second."""
-    everyones = [pair for of_rank in of_all_ranks(run, pairs) for pair in of_rank]
+    everyones = [pair for of_rank in run.of_all_ranks(pairs) for pair in of_rank]
     return [statistics.mean(values) for values in zip(*everyones)]
 
 
@@ -131,3 +125,30 @@ def crossings(chosen, cfg, machine):
     picks = torch.stack([(chosen // (cfg.experts // cfg.nodes) == node).sum(-1)
                          for node in range(cfg.nodes) if node != machine], dim=-1).double()
     return picks.sum(-1).mean().item(), (picks > 0).double().sum(-1).mean().item()
+
+
+oracle = room("08", "oracle")
+
+
+class Held(Instrument):
+    """Of chapters 08 and 09. One GPU's mixture is not the chapter's own: see oracle.py."""
+
+    after_step_of_one_gpu = staticmethod(oracle.move_biases)
+
+    def replace_in_one_gpu(self, model):
+        oracle.take_place(model)
+
+    def rows_of_experts(self, run, answer):
+        return rows_of(run.args, answer["experts"]) if answer.get("experts") else None
+
+    def flops(self, run, answer):
+        return {"all": flops(run, answer["mixtures"])} if "mixtures" in answer else {}
+
+    def hold(self, run, answer):
+        hold_loads(run)
+
+    def explain(self, run, answer):
+        if "mixtures" in answer:
+            explain(run, answer["mixtures"])
+        if answer.get("experts"):
+            note_folded(run, answer["experts"])

@@ -4,9 +4,9 @@ the layout of what its optimizer updates: parameters, p.cuts, and flat shards, p
 import math
 
 from lab import chapters
-from lab.checkpoints.checkpoint import trained
+from lab.run.instrument import Instrument
 from lab.run.meters import name_of
-from lab.run.mixtures import of_all_ranks
+from lab.run.rectangles import trained
 
 STEPS = 5               # of Newton-Schulz
 
@@ -131,8 +131,24 @@ def hold_flops(run):
     flops = cost_of_step(run).flops
     run.check(("FLOPs", "FLOPs of a step", "Newton-Schulz"), run.flops.optimizer, flops, "FLOP")
     run.flops_of["Newton-Schulz"] = run.flops.optimizer
-    everyones = of_all_ranks(run, flops)
+    everyones = run.of_all_ranks(flops)
     if max(everyones) > 0 and len(everyones) > 1:
         mean = sum(everyones) / len(everyones)
         run.note(f"Newton-Schulz: the busiest rank computes {max(everyones) / mean:.2f} times the "
                  "mean")
+
+
+class Held(Instrument):
+    """Of every run with --optimizer muon. In chapter 11's --variant torch, PyTorch's does it."""
+
+    def moments(self, run):
+        return state_bytes(run) if is_ours(run) or "states" in run.answer else None
+
+    def flops(self, run, answer):
+        if is_ours(run):
+            hold_flops(run)
+        return {}
+
+    def add_traffic(self, run, sent, by_axis):
+        if is_ours(run):
+            add_traffic(run, sent, by_axis)

@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 import common
 from common import environment
+from lab import chapters
 from lab.diagnose.findings.names import on_ranks
-from lab.run import meeting, simulate
+from lab.run import meeting
 from lab.run.about import as_check
 from lab.run.bench import Bench
 from lab.run.meeting import named
@@ -152,22 +153,17 @@ class Run(Bench):
     """A run that trains nothing. found: what the variant has returned: lines, or a Found for each
     collective, which is then held to the formulas."""
 
-    def __init__(self, args: argparse.Namespace, formulas: Callable):
+    def __init__(self, args: argparse.Namespace, formulas: Callable,
+                 watch: Callable = meeting.Watch, draw: Callable | None = None):
+        self.draw_record = draw
         self.args, self.formulas, self.dtype = args, formulas, common.DTYPES[args.dtype]
         self.rank, self.world = environment("RANK", 0), environment("WORLD_SIZE", 1)
         self.meet(args)
         self.device = common.join_ranks(args, self.rank)
         self.at, self.so_far = args.variant, f"in {args.variant}"
-        self.watch = meeting.Watch(self)
+        self.watch = watch(self)
         self.found, self.checks, self.problems, self.diagnosis, self.recorded = [], [], [], [], {}
         self.first_line(args.dtype)
-
-    def finish(self) -> int:
-        """Print what was found. Returns the exit status."""
-        with self.guard():
-            status = self.judge_and_report()
-        self.watch.stop()
-        return status
 
     def judge_and_report(self):
         if isinstance(self.found[0], str):
@@ -177,10 +173,7 @@ class Run(Bench):
         self.watch.let_go()
         if self.rank > 0:
             return 0
-        self.report_problems()
-        outputs = {"json": self.write_json, "plot": self.draw_picture}
-        written = [self.wrote(flag, write) for flag, write in outputs.items()]
-        return 0 if all(written) and not self.problems else 1
+        return self.report_problems()
 
     def hold(self):
         """Each collective, one line: what all ranks did, beside the formulas."""
@@ -193,8 +186,7 @@ class Run(Bench):
             net = answer["network"](dist.group.WORLD)
             right = dual is None or dual_is_right(by_hand, dual, net, self.device)
             mine.append((found.rounds, found.equal, right))
-        everyones = [None] * self.world
-        dist.all_gather_object(everyones, mine)
+        everyones = self.of_all_ranks(mine)
         if self.rank > 0:
             return
         size = self.world * self.args.numbers * self.dtype.itemsize
@@ -230,6 +222,7 @@ class Run(Bench):
                           f"{who_sends_what(everyones)}"))
         about = "values", name, "ranks with what PyTorch's gives"
         if not self.check(about, sum(equal), world):
+            simulate = chapters.room("00", "simulate")
             whose = simulate.what_is_wrong(by_hand, as_one, min(world, LETTERS))
             words = f"{name}: other numbers than PyTorch's{where_not(equal)}"
             wrong.append((NUMBERS, f"{words}; {whose}" if whose else words))
@@ -276,7 +269,7 @@ class Run(Bench):
 
 # The kinds of it, first what may be why there is more.
 WAITING, NUMBERS, MESSAGES, BACKWARD = range(4)
-LETTERS = 5             # the most ranks whose parts have letters in lab/run/simulate.py
+LETTERS = 5             # the most ranks whose parts have letters in simulate.py
 
 
 def where_not(right):

@@ -27,26 +27,9 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from common import CORES, loss_sum
 from lab.run import anatomy
+from lab.run.formulas import attention_is_fused_on_cuda, check_kept
+from lab.run.instrument import Instrument
 from lab.run.meters import CheckpointMeter, FlopMeter
-from lab.run.words import quantity
-
-
-def attention_is_fused_on_cuda(run):
-    return run.on_cuda and run.args.attention != "plain"
-
-
-def check_kept(run, what, measured, formula):
-    """Bytes kept for backward, beside the CPU's formula. what: and of which amount.
-
-    CUDA's kernels keep some small things otherwise (a LayerNorm its statistics in float32), so
-    there the formula need only be right to within 10%. What fused attention keeps depends on which
-    of its kernels runs, so of that there is no formula.
-    """
-    formula = None if attention_is_fused_on_cuda(run) else formula
-    run.check(("kept", *what), measured, formula, within=0.1 if run.on_cuda else 0)
-    if run.on_cuda and formula not in (None, measured):
-        run.note("CUDA's kernels keep other tensors than the CPU's, which the formula is of: "
-                 f"{quantity(abs(measured - formula))} away")
 
 
 def choices(args, device):
@@ -174,3 +157,10 @@ def explain(run, given):
     embedding = "" if cfg.tie else "has the embedding, which multiplies nothing, and "
     run.note(f"6·N·tokens is {given['rule'](cfg, args.batch) / needed:.2f} of the FLOPs: N "
              f"{embedding}leaves out attention's scores")
+
+
+class Held(Instrument):
+    def hold_activations(self, run, answer):
+        if "settings" in answer:
+            hold(run, answer["settings"])
+        return "settings" in answer

@@ -3,7 +3,7 @@
 A rank is run up to a message that cannot pass yet. Once all have come so far, the messages pass
 whose two ends have both come to them, and all begin anew: what a rank has received before is given
 to it again, up to its next message. So ranks need no processes and no threads, and what goes wrong
-goes wrong in a line of the student. The network stores nothing (see lab/run/collectives.py).
+goes wrong in a line of the student. The network stores nothing (see held.py).
 
 What a rank has is said in the letters of the lesson: rank 0 begins with the parts a0 a1 a2, rank 1
 with b0 b1 b2, and their sum is a0+b0.
@@ -174,7 +174,7 @@ def has(collective, *cases, given=None):
 
 def what_is_wrong(collective, as_one, n=3):
     """The first rank that a collective leaves with something else than as_one says (that of
-    lab/run/collectives.py), in words; "": none."""
+    held.py), in words; "": none."""
     letters, own = Letters(n), torch.eye(n, dtype=torch.int64)
     X = torch.stack([letters.tensor(rank, n) for rank in range(n)])
     right, counts = (as_one(collective.__name__, x, own, own[:, :1])
