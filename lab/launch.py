@@ -29,7 +29,6 @@ def main(file: str, doc: str, variants: dict, requires: Callable, flags: Callabl
     watch: see meeting.Watch."""
     if argv is None:
         sys.stdout, argv = commands.steady(sys.stdout), sys.argv[1:]
-    strict.refuse_launcher()
     try:
         args, checkpoint = accept(file, doc, variants, requires, flags, argv)
         if chapters.trains(args.chapter):

@@ -35,7 +35,7 @@ import common
 from common import Refused, environment
 from lab.chapters import chapter
 from lab.planner.models import as_planned
-from lab.run import commands, meeting, ranks, refusals, strict
+from lab.run import commands, ranks, refusals
 from lab.run.formulas import WATCHED_STEPS
 
 WORLDS = 1, 2, 4, 8
@@ -368,8 +368,6 @@ def parse(argv):
 
 def measure_part(args):
     """On a rank: (rows, rates or None) of the part, which rank 0 prints."""
-    strict.refuse_lonely()
-    meeting.join(args)
     torch.set_num_threads(1)
     device, group, rates = common.join_ranks(args, environment("RANK", 0)), dist.group.WORLD, None
     if args.part == "rates":

@@ -69,8 +69,8 @@ class Run(report.Run):
         self.live, self.groups = fakes.LiveMeter(files), growth.Groups(files)
         self.steps, self.counts, self.found = steps, counts, []
 
-    def meet(self, args):
-        """They have met."""
+    def prepare(self, args):
+        """Nothing is written, and nobody waits."""
 
     def of_all_ranks(self, mine):
         """There are no others."""

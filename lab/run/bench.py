@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import common
 from common import environment
-from lab.run import meeting, strict
+from lab.run import meeting
 from lab.run.words import count
 
 
@@ -22,13 +22,11 @@ class Bench(common.Run):
 
     watch, draw_record, write_trace = None, None, None
 
-    def meet(self, args):
-        """Join the other ranks, once it is clear that what is asked for can be written."""
-        strict.refuse_lonely()
+    def prepare(self, args):
+        """Before the ranks meet: what is asked for can be written."""
         for path in filter(None, (args.json, args.plot, args.profile)):
             path.parent.mkdir(parents=True, exist_ok=True)
         meeting.set_timeout(args.timeout)
-        meeting.join(args)
 
     def of_all_ranks(self, mine: object) -> list:
         """That of each rank. Communication: an all_gather_object."""

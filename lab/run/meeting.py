@@ -1,25 +1,22 @@
-"""How the ranks of a run meet, and how one that is lost is named.
+"""How a rank that is lost is named.
 
-Ranks meet at a store: a server of keys and values, which torchrun keeps (or rank 0, where there is
-no torchrun). There each leaves a note that it has come, and its address for the others.
-
-From then on they wait for each other in every collective, so one that is lost ends all of them. But
-the error that they get does not say who that was:
+Ranks wait for each other in every collective, so one that is lost ends all of them. But the error
+that they get does not say who that was:
 
     it has died     its connections close, and so do those of the ranks that end because of it
     it hangs        the collective takes longer than the timeout, on all ranks that wait for it
 
 So each rank learns at the start which processes the others are. When a connection is closed, it
 looks which processes of its machine have ended. A rank that hangs, or has died on another machine,
-is found over the store: whoever waits leaves a note there, and those without a note are lost. It
-asks 2 seconds later, since others may begin to wait a little later.
+is found over the store, a server of keys and values that torchrun keeps (or rank 0, where there is
+no torchrun): whoever waits leaves a note there, and those without a note are lost. It asks 2
+seconds later, since others may begin to wait a little later.
 
 torchrun, too, looks which of its ranks have ended, ten times a second, and then ends the others by
 SIGTERM, maybe in the middle of a computation. So a thread of each waits for that signal, and looks.
 Whoever is the first to know says it, in one line; the store tells the others that it is said.
 """
 
-import argparse
 import os
 import signal
 import socket
@@ -28,7 +25,6 @@ import time
 from concurrent.futures import Future
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -37,9 +33,8 @@ try:
 except ImportError:                                         # then the store alone finds the lost
     psutil = None
 
-import common
-from common import Refused, environment
-from lab.run.refusals import fail, say
+from common import Refused
+from lab.run.refusals import say
 
 LOST = "by peer", "Broken pipe", "remote process"       # gloo's words, and NCCL's, for a lost rank
 LATE = "imed out", "timeout"
@@ -77,89 +72,9 @@ def named(ranks):
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
-# --------------------------------------------------------------------------------------- they meet
-
-def join(args: argparse.Namespace) -> None:
-    """Make the group of all ranks that a launcher has started, or end with a line that says who has
-    not come. Without a launcher: nothing, since common.join_ranks needs nobody else."""
-    if "RANK" not in os.environ or dist.is_initialized():
-        return
-    rank, world = environment("RANK", 0), environment("WORLD_SIZE", 1)
-    seconds = int(c10d.default_pg_timeout.total_seconds())
-    store = store_of_all(rank, world, seconds)
-    wait_for_all(store, rank, world, seconds)
-    nccl = common.on_cuda(args)
-    device = torch.device("cuda", environment("LOCAL_RANK", rank)) if nccl else None
-    try:
-        dist.init_process_group("nccl" if nccl else "gloo", store=store, rank=rank,
-                                world_size=world, device_id=device)
-    except RuntimeError as error:                           # a firewall, say
-        fail(f"rank {rank} cannot connect to the others: {str(error).splitlines()[0]}", status=1)
-
-
 def rank_0_keeps_the_store():
     """Or else torchrun."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-
-
-def store_of_all(rank, world, seconds):
-    """The one that torchrun keeps, or rank 0, once somebody listens there."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    keeps_it = rank == 0 and rank_0_keeps_the_store()
-    if not keeps_it:
-        wait_until_somebody_listens(host, port, seconds)
-    make = lambda: dist.TCPStore(host, port, world, keeps_it, timedelta(seconds=seconds),
-                                 wait_for_workers=False)
-    try:
-        store = within(seconds, make)
-    except NO_ANSWER as error:
-        why = str(error).rpartition("message: ")[2].splitlines()
-        fail(f"rank {rank} cannot {'keep' if keeps_it else 'read'} the store at {host}:{port}: "
-             f"{why[0] if why else 'what listens there is no store'}", status=1)
-    # Where torchrun has started the ranks of one machine again, its store has the addresses of the
-    # dead ones: so each attempt has names of its own.
-    one_machine = environment("LOCAL_WORLD_SIZE", 0) == world
-    attempt = environment("TORCHELASTIC_RESTART_COUNT", 0) if one_machine else 0
-    return dist.PrefixStore(f"attempt {attempt}", store)
-
-
-def wait_until_somebody_listens(host, port, seconds):
-    """Here, since PyTorch would print a line for each time that it tries."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            socket.create_connection((host, port), seconds).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                fail(f"nobody answers within {seconds} s at {host}:{port}, where rank 0 is to "
-                     f"listen: {error.strerror or 'no answer'}", status=1)
-        time.sleep(0.05)
-
-
-def wait_for_all(store, rank, world, seconds):
-    """Leave a note that this rank has come, and wait for those of all others."""
-    deadline = time.monotonic() + seconds
-    try:
-        store.set(f"has come {rank}", "")
-        store.add("came", 1)
-        given_up = store.add("given up", 0)                 # by ranks that were here before
-        while (store.add("came", 0) < world and store.add("given up", 0) == given_up
-               and time.monotonic() < deadline):
-            time.sleep(0.01)
-        missing = [other for other in range(world) if not store.check([f"has come {other}"])]
-        if missing:                                         # the first one to see it ends them all
-            store.add("given up", 1)
-            time.sleep(0.5)                                 # for rank 0 may keep what they read
-        # Ranks that torchrun has started share a stderr: one of a machine is enough.
-        says_it = "LOCAL_RANK" not in os.environ or store.add(socket.gethostname(), 1) == 1
-    except RuntimeError:                                    # rank 0 has waited before this one
-        fail("rank 0 has ended, before all ranks had come", status=1)
-    if missing and says_it:
-        fail(f"{world - len(missing)} of {world} ranks came within {seconds} s: {named(missing)} "
-             f"{'is' if len(missing) == 1 else 'are'} missing", status=1)
-    if missing:
-        raise SystemExit(1)
 
 
 # ------------------------------------------------------------------------------------ one is lost

@@ -89,7 +89,7 @@ class Run(BesideOneGpu, Bench):
                  explain: Callable | None = None, draw: Callable | None = None):
         self.about, self.instruments, self.checkpoint = about, instruments, checkpoint
         self.explain, self.draw_record = explain, draw
-        self.meet(args)
+        self.prepare(args)
         super().__init__(args)
         self.formulas, self.answer, self.updated = formulas, None, None
         self.model, self.optimizers, self.remembered = torch.nn.Module(), [], {}

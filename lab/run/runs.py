@@ -19,27 +19,9 @@ from lab.run import commands
 from lab.run.refusals import accepted, fail, one_line
 from lab.run.words import count
 
-# What each run's JSON has, and what lab.schedules or lab.faults leave out. What is recorded for
-# figures alone is not in here: lab/pictures.py names the files whose figure cannot be drawn.
-ALL_HAVE = {
-    "chapter": "a string", "variant": "a string", "world_size": "a whole number",
-    "config": "an object", "recorded": "an object", "problems": ["a string"],
-    "checks": [{"name": "a string", "kind": "a string", "what": "a string", "amount": "a string",
-                "measured": "a number or null", "expected": "a number or null",
-                "ok": "true, false or null"}],
-}
-SOME_HAVE = {
-    "backend": "a string", "device": "a string", "dtype": "a string", "seconds": "a number",
-    "first_step": "a whole number", "loss": ["a number or null"],
-    "max_loss_diff": "a number or null", "max_grad_diff": "a number or null",
-    "max_param_diff": "a number or null",
-}
-NULL = type(None)
-TYPES = {"a string": (str,), "a list": (list,), "an object": (dict,), "a whole number": (int,),
-         "a number": (int, float), "a number or null": (int, float, NULL),
-         "true, false or null": (bool, NULL), "a flag's value": (str, int, float, bool, NULL)}
-FOUND = {str: "a string", list: "a list", dict: "an object", int: "a whole number",
-         float: "a number", bool: "true or false", NULL: "null"}
+HAVE = {                # what each run's JSON has; lab.schedules and lab.faults leave out more
+    "chapter": str, "variant": str, "world_size": int, "config": dict, "recorded": dict,
+    "problems": list, "checks": list}
 LARGEST_FILE = 2**30    # bytes; the runs of the tour have up to 130 kB
 LAST = 20               # steps, of which the numbers that are compared are means
 
@@ -53,13 +35,11 @@ def read_runs(paths: Iterable[str]) -> list[dict]:
     for path in paths:
         try:
             run = read(path)
-            wrong = next(misfits(run), None)
+            wrong = misfit(run)
         except OSError as error:
             wrong = error.strerror
-        except ValueError as error:                     # of JSON, or of its bytes
+        except (ValueError, RecursionError) as error:   # of JSON, or of its bytes
             wrong = str(error)
-        except RecursionError:
-            wrong = "it is nested too deeply"
         if wrong:
             fail(f"{path or repr(path)} holds no run: {wrong}; what --json writes would work")
         runs.append(run | {"file": str(path)})
@@ -74,48 +54,25 @@ def read(path: str) -> object:
         raise ValueError("it is no regular file")
     if status.st_size > LARGEST_FILE:
         raise ValueError(f"it has {status.st_size:,} bytes, and a run's has far fewer")
-    return json.loads(Path(path).read_bytes(), parse_constant=a_float, parse_float=a_float,
-                      parse_int=a_whole_number)
+    return json.loads(Path(path).read_bytes(), parse_constant=finite, parse_float=finite)
 
 
-def a_float(text):
+def finite(text: str) -> float:
+    """A number of the JSON. Raises ValueError for "NaN", or 1e999."""
     value = float(text)
-    if not math.isfinite(value):                        # "NaN", or 1e999
+    if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is no finite number")
     return value
 
 
-def a_whole_number(text):
-    a_float(text)                                       # one that is not too large for sums
-    return int(text)
-
-
-def misfits(run: dict) -> Iterator[str]:
-    """Yield in words what is not as the tables have it: the first is to be told, the others may
-    follow from it."""
-    yield from misfits_of(run, ALL_HAVE, "")
-    there = {key: shape for key, shape in SOME_HAVE.items() if key in run}
-    yield from misfits_of(run, there, "")
-    yield from misfits_of(run["config"], {
-        flag: ["a number"] if isinstance(value, list) else "a flag's value"     # of --batch-ramp
-        for flag, value in run["config"].items()}, "config")
-
-
-def misfits_of(value, shape, name):
-    """The same of a part of a run, and of each of its own parts."""
-    what = {dict: "an object", list: "a list"}.get(type(shape), shape)
-    if type(value) not in TYPES[what]:
-        yield f"{name or 'it'} is {FOUND[type(value)]}, not {what}"
-    elif isinstance(shape, list):
-        for i, part in enumerate(value):
-            yield from misfits_of(part, shape[0], f"{name}[{i}]")
-    elif isinstance(shape, dict):
-        for key, of_key in shape.items():
-            inside = f"{name}.{key}" if name else key
-            if key in value:
-                yield from misfits_of(value[key], of_key, inside)
-            else:
-                yield f"it has no {inside}"
+def misfit(run: object) -> str | None:
+    """In words, what keeps this from being a run; None: nothing does."""
+    if not isinstance(run, dict):
+        return f"it is a {type(run).__name__}, not an object"
+    for key, kind in HAVE.items():
+        if not isinstance(run.get(key), kind):
+            return f"it has no {key}" if key not in run else f"{key} is no {kind.__name__}"
+    return None
 
 
 def was_measured(run: dict) -> bool:
@@ -220,8 +177,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         lines = [*summary(runs), *costs_of_balance(runs)]
     except Exception as error:                          # the tables do not know what a load is
-        compared = filter(is_compared, runs)
-        fail(f"{files_of(compared)} cannot be compared: {in_words(error)}")
+        fail(f"{files_of(runs)} cannot be compared: {in_words(error)}")
     for line in lines:
         print(one_line(line))
     return 0

@@ -4,19 +4,16 @@ import argparse
 import contextlib
 import math
 import os
-import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 import common
 from common import DTYPES, Refused, Text, divides, environment
 from lab.run.anatomy import matrices_of_blocks, optimizer_state_bytes, tensors
 from lab.run.commands import Parser, number, output
-from lab.run.refusals import RANKS, fail
+from lab.run.refusals import RANKS
 from lab.run.words import name_of_text
 
 LIMITS = {              # the lowest value, the first one that is too high, and one that would work;
@@ -32,6 +29,7 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
 OF_TRAINING = ("--steps", "--verify", "--no-verify", "--profile", "--save", "--save-every",
                "--keep", "--resume", "--timeout", "--noise-scale")
 WHOLE = "01", "02", "11"    # chapters whose --variant torch updates whole parameters
+SIZES = "batch", "micro_batch", "layers", "dim", "heads", "seq", "vocab", "experts"
 COUNT = (1, 2**31)          # of all others, for which the default or the tiny preset's would work
 
 
@@ -86,7 +84,6 @@ def parse(file: str, doc: str, variants: dict, flags: Callable | None,
         ranks, local = environment("WORLD_SIZE", 1), environment("LOCAL_WORLD_SIZE", 0)
         args.node_size = local if 0 < local < ranks else 8
     refuse_unknown_to_variant(args, variants, given)
-    refuse_one_file_for_two(args)
     refuse_shapes(args)
     if args.precision == "bf16" and args.dtype == "bfloat16":
         raise Refused("--precision bf16 rounds wider masters, and --dtype is bfloat16",
@@ -136,7 +133,6 @@ def parse_without_model(file, doc, variants, flags, argv, limits):
     args = parser.parse_args(argv)
     args.chapter, args.profile, args.save = Path(file).stem, None, None
     refuse_unknown_to_variant(args, variants, as_given(parser, argv))
-    refuse_one_file_for_two(args)
     return args
 
 
@@ -163,31 +159,6 @@ def ranks_by_flag() -> Iterator[None]:
         raise Refused(why, *changes) from None
 
 
-def refuse_launcher() -> None:
-    """Ranks that no launcher sets: set by hand, or left behind. Ends with status 2."""
-    names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
-    found = {name: os.environ[name] for name in names if name in os.environ}
-    fits = {"RANK", "WORLD_SIZE"} <= found.keys() and all(map(str.isdecimal, found.values()))
-    if fits:
-        rank, world = int(found["RANK"]), int(found["WORLD_SIZE"])
-        local, machine = environment("LOCAL_RANK", rank), environment("LOCAL_WORLD_SIZE", world)
-        fits = rank < world and local < machine <= world
-    if found and not fits:
-        fail(f"no launcher sets {found}; torchrun or `unset {' '.join(found)}` would work")
-
-
-def refuse_lonely() -> None:
-    """A rank that no other one could meet would wait for ever. Ends with status 2."""
-    if "RANK" not in os.environ or dist.is_initialized():
-        return
-    missing = sorted({"MASTER_ADDR", "MASTER_PORT"} - os.environ.keys())
-    if missing:
-        fail(f"RANK is set, and {' and '.join(missing)} not; torchrun sets all of them")
-    port = os.environ["MASTER_PORT"]
-    if not port.isdecimal() or not 0 < int(port) < 2**16:
-        fail(f"MASTER_PORT {port} is no port; torchrun sets one that works")
-
-
 def input_folder(text):
     """An argparse type: a folder to read. The path "" would be the current one."""
     if not text:
@@ -204,22 +175,6 @@ def refuse_unknown_to_variant(args, variants, given):
         if args.variant not in knows and given[dest] is not None:
             raise Refused(f"{flag} means nothing to --variant {args.variant}",
                           f"--variant {knows[0]}")
-
-
-def refuse_one_file_for_two(args):
-    """What is written must not overwrite the text, nor each other, by whatever names."""
-    files = {}
-    for flag in ("data", "json", "plot", "profile", "save"):
-        if getattr(args, flag, None):
-            path = Path(getattr(args, flag))
-            file = os.path.realpath(path)
-            if os.path.exists(file):                        # a hard link has the same numbers
-                file = os.stat(file).st_dev, os.stat(file).st_ino
-            if file in files:
-                other = path.with_stem(f"{path.stem[:50]}-{flag}")
-                raise Refused(f"--{flag} {path} is the file of --{files[file]} too",
-                              shlex.join([f"--{flag}", str(other)]))
-            files[file] = flag
 
 
 def refuse_shapes(args):
@@ -270,38 +225,28 @@ def refuse_above_vocabulary(args: argparse.Namespace, text: Text, token: int) ->
 
 def refuse_sizes(args, given):
     """Sizes that cannot be meant: they need more memory than this machine has."""
-    ranks, heads = environment("WORLD_SIZE", 1), args.model.heads
     needed, memory = least_bytes(args), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > memory and args.device != "cpu":
         gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
         memory += sum(gpu.total_memory for gpu in gpus)
     if needed <= memory:
         return
-    why = f"{needed / 1e9:,.0f} GB or more, and this machine has {memory / 1e9:,.0f} GB"
-    together = ranks * (args.micro_batch or 1)
-    small = {"batch": -(-8 // together) * together, "micro_batch": 1, "layers": 4,
-             "dim": 16 * heads, "seq": -(-128 // ranks) * ranks, "vocab": 2**16,
-             "experts": -(-8 // ranks) * ranks}
-    for size, works in small.items():
-        if given.get(size) and least_bytes(args, **{size: works}) < memory / 4:
-            flag = f"--{size.replace('_', '-')}"
-            raise Refused(f"{flag} {given[size]} needs {why}", f"{flag} {works}")
-    flags = [f"--{size.replace('_', '-')}" for size in (*small, "heads") if given.get(size)]
-    change = f"without {' '.join(flags)}" if flags else "--preset tiny"
-    raise Refused(f"--preset {args.preset} in these sizes needs {why}", change)
+    flags = [f"--{size.replace('_', '-')}" for size in SIZES if given.get(size)]
+    raise Refused(f"--preset {args.preset} in these sizes needs {needed / 1e9:,.0f} GB, and this "
+                  f"machine has {memory / 1e9:,.0f} GB",
+                  f"without {' '.join(flags)}" if flags else "--preset tiny")
 
 
-def least_bytes(args, batch=None, micro_batch=None, experts=None, **sizes):
+def least_bytes(args):
     """Bytes that this machine cannot do without, whatever the chapter: its ranks' share of the
     parameters, gradients and optimizer states and of a micro-batch's logits and scores; and the
-    whole batch's int64 tokens and targets on each. Where these sizes are not given, they are the
-    run's."""
-    cfg, batch = replace(args.model, **sizes), batch or args.batch
+    whole batch's int64 tokens and targets on each."""
+    cfg, batch = args.model, args.batch
     numbers, width = cfg.parameters(), DTYPES[args.dtype].itemsize
-    experts = experts or getattr(args, "experts", None) or 1    # each as large as an MLP
+    experts = getattr(args, "experts", None) or 1           # each as large as an MLP
     numbers += (experts - 1) * cfg.layers * cfg.mlp()
     in_turn = 1 if getattr(args, "pp", 1) > 1 else batch        # chapter 09's own default
-    rows = (micro_batch or args.micro_batch or in_turn) * cfg.seq
+    rows = (args.micro_batch or in_turn) * cfg.seq
     ranks = environment("WORLD_SIZE", 1)
     local_ranks = environment("LOCAL_WORLD_SIZE", ranks)
 

@@ -151,7 +151,7 @@ OTHERS = [
         writes={"--json": "run.json", "--plot": "memory.png"}),
     lab("report", "run.json", files={"run.json": a_run}, reads={"runs": "ours"}),
     lab("scaling", "", "lab.scaling.measure_all", writes={"--json": "scaling.json"}),
-    lab("scaling", "rates", "lab.run.meeting.join", environment=ON_A_RANK,
+    lab("scaling", "rates", "common.join_ranks", environment=ON_A_RANK,
         writes={"--json": "scaling.json"}, **LONG),
     lab("schedules", "1f1b --ranks=2", "lab.schedules.simulate"),
     lab("schedules", "1f1b --ranks=1 --sleep=10", "lab.schedules.sleep_through",

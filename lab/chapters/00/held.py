@@ -158,7 +158,7 @@ class Run(Bench):
         self.draw_record = draw
         self.args, self.formulas, self.dtype = args, formulas, common.DTYPES[args.dtype]
         self.rank, self.world = environment("RANK", 0), environment("WORLD_SIZE", 1)
-        self.meet(args)
+        self.prepare(args)
         self.device = common.join_ranks(args, self.rank)
         self.at, self.so_far = args.variant, f"in {args.variant}"
         self.watch = watch(self)

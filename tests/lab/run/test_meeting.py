@@ -3,13 +3,13 @@
 import functools
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 
 from lab.run import meeting
@@ -103,7 +103,7 @@ def test_of_another_machine_it_is_found_over_the_store(start):
 
 
 def receive():
-    dist.recv(meeting.torch.zeros(1), src=0)
+    dist.recv(torch.zeros(1), src=0)
 
 
 @pytest.mark.full
@@ -139,49 +139,3 @@ def test_ctrl_c_is_a_line(start, world, flags):
         ranks.send(signal.SIGINT, rank)
     assert ranks.wait() == [130] * (world or 1), ranks.err()
     assert re.fullmatch(r"error: interrupted after step \d+\n", ranks.err()), ranks.err()
-
-
-# ------------------------------------------------------------------------------------ never coming
-
-def alone(start, rank, world, *flags, **more):
-    """One of `world` ranks; nobody has started the others."""
-    more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": programs.unused_port()} | more
-    return start(*LONG, *(flags or ("--timeout=1",)), RANK=rank, WORLD_SIZE=world, **more)
-
-
-def said(start_of, ranks):
-    """What it says after `start_of`, once it has ended with status 1."""
-    assert ranks.wait() == [1]
-    assert ranks.err().startswith(f"error: {start_of}") and ranks.err().count("\n") == 1, (
-        ranks.err())
-
-
-def test_ranks_that_never_come_are_named(start):
-    """These two wait at the same time, each for the other at a place of its own."""
-    first, second = alone(start, 0, 2), alone(start, 1, 2)
-    said("1 of 2 ranks came within 1 s: rank 1 is missing", first)
-    said("nobody answers within 1 s at 127.0.0.1:", second)
-
-
-@pytest.mark.full
-def test_of_several_that_miss_others_one_says_it(start):
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    torchrun = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": store.port}
-    three = [alone(start, rank, 6, "--timeout=20", LOCAL_RANK=rank, LOCAL_WORLD_SIZE=3, **torchrun)
-             for rank in range(3)]
-    assert [each.wait() for each in three] == [[1]] * 3
-    assert "".join(each.err() for each in three) == (
-        "error: 3 of 6 ranks came within 20 s: ranks 3, 4, 5 are missing\n")
-
-
-@pytest.mark.full
-def test_a_store_that_cannot_be_kept_or_read_is_named(start):
-    usual = {0: [("lab.run.meeting.USUAL", (meeting.timedelta(seconds=1),) * 2)]}
-    no_timeout = alone(start, 0, 2, "--steps=2", patches=usual)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        place = f"the store at 127.0.0.1:{port}"
-        said(f"rank 1 cannot read {place}", alone(start, 1, 2, MASTER_PORT=port))
-        if sys.platform != "darwin":  # where two may listen, one of them at any address
-            said(f"rank 0 cannot keep {place}", alone(start, 0, 2, MASTER_PORT=port))
-    said("1 of 2 ranks came within 1 s", no_timeout)
