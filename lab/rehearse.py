@@ -3,21 +3,20 @@ r"""A chapter's run, rehearsed: as one rank of a cluster that is not there, at i
     python -m lab.rehearse 09_5d.py --ranks 16384 --rank 5 --preset llama-405b --tp 8 --pp 16 \
         --zero 1 --precision bf16 --batch 2048
     python -m lab.rehearse 03_zero.py --ranks 64 --preset llama-8b --variant zero3 --batch 64
-    python -m lab.rehearse 09_5d.py --published llama3-8192 --plot memory.png
+    python -m lab.rehearse 07_pipeline_parallel.py --ranks 16 --preset llama-8b --plot memory.png
 
 The chapter's own code takes two steps. No weight is drawn and no number computed: each tensor has
 its shape, and no memory. So a report says what this rank would hold, keep, send and compute, beside
 the chapter's formulas and the planner's; how many bytes are alive at the peak, what they are, and
 which lines have made them. What the seconds of a machine are, it cannot say: those are the
-planner's. Experts are picked in turn or, with --routing zipf, a few of them most often.
+planner's. Experts are picked in turn.
 
 A ✗ names the line of what no small run shows (lab/rehearsal/growth.py): an integer too large for
 its int32; scores in memory, where --attention sdpa is to make none; and, from 1,024 ranks on, what
 a step has more of with more ranks. For this one step is rehearsed with half of them as well.
 
 Behind the chapter come its own flags, and those of a rehearsal. Further presets are llama-70b,
-llama-405b and deepseek-v3. --published sets all flags of a run that was published; others may come
-behind it.
+llama-405b and deepseek-v3.
 """
 
 import functools
@@ -45,24 +44,7 @@ PRESETS = {             # as published
     # Its attention has whole heads here, of 56 numbers, and no latents.
     "deepseek-v3": Config(61, 7168, 128, 128, 4096, 129280, False, "sdpa", True, 2048),
 }
-LLAMA = ("--preset llama-405b --tp 8 --pp 16 --zero 2 --schedule interleaved --order dp,pp,cp,tp "
-         "--precision bf16 --software llama3")
-PUBLISHED = {           # flags of 09_5d.py; what the planner's layout has besides
-    "llama3-8192": (f"{LLAMA} --ranks 8192 --dp 64 --batch 2048", {"v": 8}),
-    "llama3-16384": (f"{LLAMA} --ranks 16384 --dp 128 --batch 2048", {"v": 8}),
-    "llama3-128k": (f"{LLAMA} --ranks 16384 --dp 8 --cp 16 --batch 128 --seq 131072", {"v": 8}),
-    "deepseek-v3": ("--preset deepseek-v3 --ranks 2048 --dp 128 --pp 16 --ep 64 --experts 256 "
-                    "--top-k 8 --shared-expert --zero 1 --schedule dualpipe-v --batch 15360 "
-                    "--recompute full --precision bf16 --software deepseek-v3", {}),
-}
 common.PRESETS.update(PRESETS)
-UNLIKE = {              # what chapter 09 cannot do of them, by how their names begin
-    "llama3": "a stage has two slices here, and not each layer for one; the first and the last "
-              "stage have no layer less; documents are not packed",
-    "deepseek": "attention has no latents; all layers have experts, the first three, too; "
-                "experts are picked by softmax, from all machines; no FP8; no module that "
-                "predicts one token more",
-}
 WITHOUT = "01", "10"    # one GPU's, and the planner
 
 
@@ -88,9 +70,6 @@ def flags(chapter, parser):
         help="whose rates and memory the planner takes; default: h100")
     add("--software", choices=chapters.chapter("10").SOFTWARE,
         help="say what this one frees that ours keeps, by the planner")
-    add("--routing", choices=("balanced", "zipf"), default="balanced",
-        help="how experts are picked: in turn, or drawn by Zipf's law, the first one most often")
-    add("--published", choices=PUBLISHED, help="the flags of this run")
     add("--all-stages", action="store_true", help="a rank of each stage of the pipeline, which "
         "takes as many times as long; --plot alone takes the first, the middle and the last")
     getattr(chapter, "flags", lambda parser: None)(parser)
@@ -105,19 +84,7 @@ def accepted(argv):
         parser.add_argument("--json", type=commands.output("run.json"), help="write the rehearsal")
         parser.parse_args(argv)
     chapter = chapters.chapter(files()[typed[0]])
-    return chapter, parse(chapter, with_published(argv))
-
-
-def with_published(argv):
-    """The words, with the flags of a published run before them."""
-    for word, following in zip(argv, [*argv[1:], ""]):
-        name = following if word == "--published" else word.removeprefix("--published=")
-        if name in PUBLISHED and word != name:
-            if "09_5d.py" not in argv:
-                raise Refused(f"--published {name} is a run of 09_5d.py", "without --published")
-            flags, _ = PUBLISHED[name]
-            return [*flags.split(), *argv]
-    return argv
+    return chapter, parse(chapter, argv)
 
 
 def parse(chapter, argv):
@@ -130,7 +97,6 @@ def parse(chapter, argv):
     with strict.ranks_by_flag(), mock.patch.dict(os.environ, place):
         chapter.requires(args, args.ranks)
     args.verify, args.steps = False, rehearsal.STEPS
-    _, args.planned = PUBLISHED.get(args.published, ("", {}))
     return args
 
 
@@ -146,12 +112,6 @@ def refuse_misfits(chapter, args, given):
     if args.variant == "torch":
         raise Refused("--variant torch is PyTorch's code, and a rehearsal is of a chapter's own",
                       f"--variant {next(iter(chapter.VARIANTS))}")
-    if args.routing == "zipf" and not getattr(args, "experts", 0):
-        raise Refused("--routing zipf is about experts, of which there are none",
-                      "--experts 8" if hasattr(args, "experts") else "without --routing")
-    if args.routing == "zipf" and getattr(args, "node_limit", None):
-        raise Refused("--routing zipf draws from the experts of all machines, and --node-limit "
-                      f"{args.node_limit} would not show", "--routing balanced")
     if args.device == "cuda":
         raise Refused("--device cuda: a rehearsal needs no device", "--device cpu")
     if getattr(args, "kernels", False):
@@ -182,7 +142,7 @@ def rehearse(argv, rank=None):
     """The lines and the record of one rank; None: the one of the flags, whose step is counted in
     half the cluster as well. Raises NeedsValues, or growth.Found."""
     chapter, args = accepted(argv)
-    half = growth.halved(chapter, args, with_published(argv), parse) if rank is None else None
+    half = growth.halved(chapter, args, argv, parse) if rank is None else None
     args.rank = args.rank if rank is None else rank
     run = rehearsal.rehearse(chapter, args, half)
     return run.told(), run.as_json()
@@ -225,8 +185,6 @@ def main(argv=None):
     if len(ranks) > 1:
         lines += ["", *rehearsed.table(records)]
         record = record | {"stages": records}
-    if args.published:
-        lines.append(f"  unlike the published run: {UNLIKE[args.published.partition('-')[0]]}")
     print("\n".join(lines))
     outputs = {"json": lambda path: path.write_text(json.dumps(record, indent=1)),
                "plot": lambda path: save(rehearsed.draw(records), path)}

@@ -2,16 +2,15 @@
 
 Every tensor of numbers is a FakeTensor: a shape, a dtype and a storage that has a size and no
 memory. Integers that do not come from such tensors are real: positions, layouts, and how many rows
-go to an expert. A choice of experts, which depends on numbers, is a balanced one instead, or drawn.
+go to an expert. A choice of experts, which depends on numbers, is a balanced one instead.
 Nothing is sent: PyTorch's `fake` process group has any number of ranks, and every collective
 returns at once. Of an all_to_all's real integers, each rank sends to this one what this one sends
-to itself: all ranks choose alike. So if experts are drawn, the rows that a rank sends are those of
-its draw, and each of its own experts gets so many from each rank as from itself.
+to itself: all ranks choose alike.
 """
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from unittest import mock
 
 import torch
@@ -27,19 +26,14 @@ from lab.run.meters import group_of, storage_of
 
 
 class Integers(TorchDispatchMode):
-    """Over a FakeTensorMode: computes integers of which no input is fake, and what topk picks by
-    pick(its values, scores)."""
-
-    def __init__(self, pick):
-        super().__init__()
-        self.pick = pick
+    """Over a FakeTensorMode: computes integers of which no input is fake, and what topk picks."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, func._schema.name
         tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
         if any(isinstance(x, FakeTensor) for x in tensors):
             result = func(*args, **kwargs)
-            return (result[0], self.pick(result[0], args[0])) if name == "aten::topk" else result
+            return (result[0], balanced(result[0], args[0])) if name == "aten::topk" else result
         dtype = kwargs.get("dtype")
         is_integer = dtype not in (None, torch.bool) and not dtype.is_floating_point     # no mask
         if not (tensors or is_integer or name == "aten::arange"):
@@ -64,25 +58,6 @@ def balanced(values, scores):
     """Picks in the shape of topk's values: each expert in turn."""
     with unset_fake_temporarily():
         return (torch.arange(values.numel()) % scores.shape[-1]).view(values.shape)
-
-
-class Zipf:
-    """Picks in the same shape, drawn: of each token different experts, the i-th with a probability
-    that is proportional to 1/i. So the first rank of those that share them gets the most rows. A
-    rank draws once, for all layers and micro-batches, and for a forward that is run again."""
-
-    def __init__(self, seed):
-        self.seed, self.drawn = seed, {}
-
-    def __call__(self, values, scores):
-        shape, experts = values.shape, scores.shape[-1]
-        with unset_fake_temporarily():
-            if (shape, experts) not in self.drawn:
-                generator = torch.Generator().manual_seed(self.seed)
-                law = (1 / torch.arange(1, experts + 1)).expand(shape[:-1].numel(), -1)
-                picks = law.multinomial(shape[-1], generator=generator)
-                self.drawn[shape, experts] = picks.view(shape)
-            return self.drawn[shape, experts].clone()
 
 
 def arrive(out, sent, group, sizes):
@@ -148,9 +123,9 @@ def place(rank: int, ranks: int, machine: int = 8) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def cluster(operators: str, pick: Callable = balanced) -> Iterator[None]:
+def cluster(operators: str) -> Iterator[None]:
     """Be the rank of the environment in a cluster that is not there, and make fake tensors.
-    operators: those of a "gpu", or of a "cpu", which has RMSNorm of several. pick: of experts."""
+    operators: those of a "gpu", or of a "cpu", which has RMSNorm of several."""
     rank, ranks = environment("RANK", 0), environment("WORLD_SIZE", 1)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     try:
@@ -162,7 +137,7 @@ def cluster(operators: str, pick: Callable = balanced) -> Iterator[None]:
                 stack.enter_context(mock.patch.object(
                     torch.nn.functional, "rms_norm", FusedNorm.apply))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            stack.enter_context(Integers(pick))
+            stack.enter_context(Integers())
             yield
     finally:
         dist.destroy_process_group()
@@ -180,19 +155,7 @@ class Noted(set):
         self.tell(key)
 
 
-class Patching(TorchDispatchMode):
-    """A mode that has its `patch`, of mock, in force while it is entered."""
-
-    def __enter__(self):
-        self.patch.start()
-        return super().__enter__()
-
-    def __exit__(self, *exception):
-        self.patch.stop()
-        return super().__exit__(*exception)
-
-
-class LiveMeter(Patching):
+class LiveMeter(TorchDispatchMode):
     """Follows every storage from the operator that makes it until it is gone or resized.
 
     files: the sources, in whose lines tensors are made. Since `begin`: peak, the most bytes alive
@@ -214,6 +177,14 @@ class LiveMeter(Patching):
             return result
 
         self.patch = mock.patch.object(torch.UntypedStorage, "resize_", resize_and_tell)
+
+    def __enter__(self):
+        self.patch.start()
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        self.patch.stop()
+        return super().__exit__(*exception)
 
     def begin(self):
         self.peak, self.events, self.peak_at = self.live, [], 0

@@ -31,11 +31,15 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 import common
 from common import Refused
-from lab.rehearsal.fakes import Patching
 from lab.rehearsal.lines import line_in, named, source_of
 from lab.run.words import quantity
 
@@ -52,7 +56,7 @@ class Found(Exception):
 
 # ------------------------------------------------------------------------ integers, and scores
 
-class Watch(Patching):
+class Watch(TorchDispatchMode):
     """Sees every operator of a rehearsal. found: {"scores" or the line: sentence}.
 
     files: of the sources, in whose lines it is. core: what --attention says; sdpa keeps no scores.
@@ -64,16 +68,24 @@ class Watch(Patching):
         super().__init__()
         self.files, self.is_fused, self.found = set(files), core == "sdpa", {}
         self.attention = []                             # (tokens, head_dim) of those that run
-        forward = common.Attention.forward
 
-        def forward_and_tell(attention, x):
-            self.attention.append((x.shape[1], attention.head_dim))
-            try:
-                return forward(attention, x)
-            finally:
-                self.attention.pop()
+    def __enter__(self):
+        self.hooks = [register_module_forward_pre_hook(self.begin),
+                      register_module_forward_hook(self.end, always_call=True)]
+        return super().__enter__()
 
-        self.patch = mock.patch.object(common.Attention, "forward", forward_and_tell)
+    def __exit__(self, *exception):
+        for hook in self.hooks:
+            hook.remove()
+        return super().__exit__(*exception)
+
+    def begin(self, module, inputs):
+        if isinstance(module, common.Attention):
+            self.attention.append((inputs[0].shape[1], module.head_dim))
+
+    def end(self, module, inputs, output):
+        if isinstance(module, common.Attention):
+            self.attention.pop()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -206,7 +218,7 @@ def halved(chapter: ModuleType, args: argparse.Namespace, argv: list[str],
     """The arguments of the same rank's work in half the cluster, by parse(chapter, argv); None, if
     that is small, or its ranks are not data-parallel, or they would do other work."""
     shares, places = args.shares, getattr(chapter, "places_of_ranks", None)
-    if args.ranks < MANY or shares < 4 or shares % 2 or args.batch % 2 or args.routing == "zipf":
+    if args.ranks < MANY or shares < 4 or shares % 2 or args.batch % 2:
         return None
     rank, axis = args.rank // 2, []
     if places:                                          # chapter 09, whose ranks have other axes

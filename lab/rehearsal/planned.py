@@ -137,31 +137,26 @@ def notes(run, plan):
            f"{plan.total:.2f} s, {rate:.0f} TFLOP/s of a GPU: {ten.largest(seconds)}")
 
 
-def freed(plan, theirs, more):
-    """Yield (field, its value there, bytes that it saves): of the layout, as `more` has them, and
-    then of their software, one after the other; those that save or cost something."""
-    model, layout, _, ours, batch = plan.asked
-    m, before, steps = batch // (layout.dp * layout.micro_batch), plan.bytes, []
-    for name, value in more.items():
-        layout = replace(layout, **{name: value})
-        steps.append((name, value, layout, ours))
+def freed(plan, theirs):
+    """Yield (field, its value there, bytes that it saves) of their software, one after the other;
+    those that save or cost something."""
+    model, layout, _, software, batch = plan.asked
+    m, before = batch // (layout.dp * layout.micro_batch), plan.bytes
     for name, value in asdict(theirs).items():
-        ours = replace(ours, **{name: value})
-        steps.append((name, value, layout, ours))
-    for name, value, layout, software in steps:
+        software = replace(software, **{name: value})
         after = sum(chapter("10").memory(model, layout, software, m).values())
         if after != before:
             yield name, value, before - after
         before = after
 
 
-def notes_of_software(plan, name, more):
+def notes_of_software(plan, name):
     """Yield lines: what another software frees that ours keeps, and what is left."""
     ten = chapter("10")
     _, _, cluster, *_ = plan.asked
-    saved = [*freed(plan, ten.SOFTWARE[name], more)]
+    saved = [*freed(plan, ten.SOFTWARE[name])]
     left = plan.bytes - sum(size for *_, size in saved)
-    explained = planning.comments(ten.Software) | planning.comments(ten.Layout)
+    explained = planning.comments(ten.Software)
     yield f"  {name} frees what ours keeps, as its fields of the planner say"
     yield f"    {quantity(round(plan.bytes)):>12}  ours, by the planner"
     for field, value, size in saved:

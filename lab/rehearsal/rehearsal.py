@@ -228,7 +228,7 @@ class Run(report.Run):
                              in planned.rows(self, plan)},
                     seconds={cause: plan.seconds.get(cause, 0) for cause in plan.seconds})
         if args.software:
-            self.notes += planned.notes_of_software(plan, args.software, args.planned)
+            self.notes += planned.notes_of_software(plan, args.software)
 
     def as_json(self):
         return self.data                                # the group has gone by now
@@ -254,7 +254,7 @@ def taken(module, args, steps=STEPS, is_counted=False):
     counts = growth.Counts(files) if is_counted else None
     watch = growth.Watch(files, args.attention)
     with (mock.patch.dict(os.environ, fakes.place(args.rank, args.ranks)),
-          fakes.cluster(args.operators, pick_of(args))):
+          fakes.cluster(args.operators)):
         run = Run(args, train, module.formulas, steps, counts)
         try:
             with run.groups, watch, run.live:
@@ -281,12 +281,6 @@ def rehearse(module: ModuleType, args: argparse.Namespace,
     with taken(module, args, is_counted=fewer is not None) as run:
         run.hold(fewer)
     return run
-
-
-def pick_of(args):
-    """How a mixture picks its experts."""
-    zipf = fakes.Zipf(2**20 * args.seed + args.rank)
-    return zipf if args.routing == "zipf" else fakes.balanced
 
 
 def file_of(train):
