@@ -28,7 +28,6 @@ sys.path.insert(0, str(ROOT))  # common.py and lab/ are always ours: they judge
 TEXT = json.decoder.__file__  # a file that does not change with our own sources
 import common  # noqa: E402  (after the path to it)
 from lab import chapters, launch  # noqa: E402
-from lab.run import formulas as instruments  # noqa: E402
 from tests.support.pool import Pool  # noqa: E402
 
 # test_drawn.py in each folder: pure functions, of what hypothesis draws
@@ -37,7 +36,7 @@ collect_ignore_glob = [] if HYPOTHESIS else ["*test_drawn.py"]
 
 # A run of chapter 01 ends with a text of 160 tokens, a forward each. Here it has fewer, and still
 # more than the 16 that most models of the tests see at once.
-instruments.sample = functools.partial(instruments.sample, length=20)
+chapters.held("01").sample = functools.partial(chapters.held("01").sample, length=20)
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost minutes
 
 FULL = bool(os.environ.get("FULL"))  # as `make test-all` sets it

@@ -198,63 +198,6 @@ def activation_bytes(cfg: Config, batch: int, e: int, kept: dict) -> int:
     return sum(kept_by_modules(cfg, batch, e, kept)) + shared_bytes(cfg, e, kept)
 
 
-# ------------------------------------------------------------------- over the actions of a schedule
-
-def waiting_by_modules(cfg, batch, e, kept):
-    """Bytes that each module keeps between B and W: inputs of linears, and gradients of their
-    outputs. (Experts have none: their weights' gradients come with B.)"""
-    x = batch * cfg.seq * cfg.dim * e
-    of = lambda name, size: part(share_of(kept, name), size, name)
-    heads = keys_and_values(cfg, kept | {"core": 1})        # their share, for its own tokens:
-    kv = part(heads * share_of(kept, "positions"), 2 * x * cfg.kv_heads // cfg.heads,
-              "keys and values")
-    inputs = of("inputs", x) + of("inside", x)              # of q, k and v together; of o
-    gradients = of("inside", x) + kv + of("inputs", x)      # of q; of k and v; of o
-    if not getattr(cfg, "experts", 0):
-        hidden = of("inside", batch * cfg.seq * cfg.hidden * e)
-        inputs += of("inputs", x) + hidden                  # of up, and of a gate; of down
-        gradients += (2 if cfg.gated else 1) * hidden + of("inputs", x)
-    logits = of("logits", batch * cfg.seq * cfg.vocab * e)
-    return [0, *[inputs + gradients] * cfg.layers, of("outside", x) + logits]
-
-
-def own_inputs(cfg, batch, e, kept, inputs):
-    """{module: bytes} of those inputs that a stage keeps to read their gradients from, of which no
-    module keeps the same tensor: RMSNorm may keep it in float32. (A block that is recomputed keeps
-    its input itself, and tokens have no gradient.)"""
-    if not cfg.gated or e >= 4 or norm_is_fused(cfg, kept):
-        return {}
-    as_it_is = {0, *range(1, cfg.layers + 1)} if kept.get("recompute") == "full" else {0}
-    x = part(share_of(kept, "outside"), batch * cfg.seq * cfg.dim * e, "outside")
-    return dict.fromkeys(set(inputs) - as_it_is, x)
-
-
-def alive_over_time(cfg, batch, e, kept, schedule, rows=None, ep=1):
-    """Bytes kept after each of a rank's actions (kind, stage, micro-batch).
-
-    schedule: its `actions`; `slices`, (start, end) of each stage in the list of modules; where
-    there are more stages than slices, they begin again; and `inputs`, the modules whose inputs have
-    gradients of their own. rows[stage]: for each of its blocks, the rows of each micro-batch.
-    """
-    slices = [slice(*ends) for ends in schedule["slices"]]
-    waiting = waiting_by_modules(cfg, batch, e, kept)
-    own = own_inputs(cfg, batch, e, kept, schedule["inputs"])
-    now, over_time = shared_bytes(cfg, e, kept), []
-    for kind, stage, i in schedule["actions"]:
-        where = slices[stage % len(slices)]
-        of_blocks = None
-        if rows is not None:                                # of the blocks that are not here, none
-            before = [0] * max(0, where.start - 1)
-            here = [of_block[i] for of_block in rows[stage]]
-            of_blocks = [*before, *here, *[0] * (cfg.layers - len(before) - len(here))]
-        alive = sum(kept_by_modules(cfg, batch, e, kept, of_blocks, ep)[where])
-        alive += sum(own.get(module, 0) for module in range(where.start, where.stop))
-        rest = sum(waiting[where]) if kind != "BW" else 0
-        now += {"F": alive, "W": -rest}.get(kind, rest - alive)
-        over_time.append(now)
-    return over_time
-
-
 # ------------------------------------------------------------------------------------- model states
 
 KINDS = "queries", "keys", "mlp", "norms", "tables"         # of parameters
@@ -380,33 +323,6 @@ def gradient_traffic(cfg: Config, answer: dict, e: int, sums: int) -> dict:
             few = sum(size for size, *_ in flat_units(cfg, answer)) <= common.ONE_BUCKET
             sent[name] = {"all_reduce": (1 if few else calls, size, 2 * share * size)}
     return sent
-
-
-def gathered_peak(args: argparse.Namespace, answer: dict, width: int) -> int:
-    """The most bytes of gathered parameters at a time in stage 3 of chapter 03: a unit's and those
-    of the next ones, or with --keep-gathered all."""
-    units = [-(-size // n) * n for size, n, _ in flat_units(args.model, answer)]
-    at_once = len(units) if getattr(args, "keep_gathered", False) else args.prefetch + 1
-    return rounded(args).itemsize * max(sum(units[i:i + at_once]) for i in range(len(units)))
-
-
-def gradient_peak(args, answer, width):
-    """The most bytes of gradients at a time in chapter 03. Stage 1: all, and in them the shards.
-    Later ones: those of a unit while they are computed, those of the next one on their way, and
-    shards."""
-    units = [(-(-size // n) * n, -(-size // n)) for size, n, _ in flat_units(args.model, answer)]
-    if answer["zero"] == 1:
-        return width * sum(size for size, _ in units)
-    is_first = args.batch // args.shares == args.micro_batch    # there are no sums of earlier ones
-    peak = tied = 0
-    for i, (size, shard) in enumerate(units):
-        if args.model.tie:                                  # the head's gradient waits for unit 0
-            tied = args.model.vocab * args.model.dim * (i > 0)
-        later = units[i + 1:]                               # whose backward is over
-        shards = sum(shard for _, shard in (later if is_first else units))
-        arriving = sum(size + (0 if is_first else shard) for size, shard in later[:1])
-        peak = max(peak, tied + size + arriving + shards, tied + size + shard + shards)
-    return width * peak
 
 
 def sharded_state_bytes(args, answer, width):

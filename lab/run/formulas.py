@@ -16,11 +16,9 @@ metered step. All keys are optional:
                   step's end), and the slices of the model that are its stages; its bubble; its
                   program with messages, or all, what an action needs, and the bytes of a message
     flops         {"all": number} or {"attention": number} of the metered step
-    most gradients                                          the most bytes of gradients at a time
-    experts, mixtures, contexts, settings, noise
+    experts, mixtures, contexts, settings, noise, sample, most gradients
                   of the instruments in lab/chapters/NN/held.py
     checks        {about: (computed, formula)}, or with a unit behind them; about: see about.py
-    sample        chapter 01's forward, which writes a text
     overlap       {op: function(flops, bandwidth)}, the time to send it over that of the compute
                   that it can hide behind, at FLOP/s and bytes/s: what is at most 1 can hide. With
                   several conditions of an op: {(op, "the matmul with o"): function, ...}; where
@@ -37,13 +35,12 @@ import torch
 import torch.distributed as dist
 
 from lab.run import anatomy
-from lab.run.about import AS_COMPUTED
 from lab.run.machines import MACHINES, PEAK_FLOPS
 from lab.run.meters import COLLECTIVES, name_of, nbytes
 from lab.run.overlap import conditions_of_axes, hold_overlap, over_compute
 from lab.run.rectangles import rectangles_of, trained
 from lab.run.verify import named_parameters
-from lab.run.words import count, printable, quantity
+from lab.run.words import count, quantity
 
 NARROWER = torch.bfloat16, torch.float16, torch.float32    # what a wide dtype may hide
 WATCHED_STEPS = 3       # the memory of chapter 01's first steps is watched
@@ -151,11 +148,8 @@ def hold_states(run, answer):
         run.check(("states", kind, where), nbytes(tensors), size)
     if not run.is_rehearsal:                                # which has no values
         hold_masters(run)
-    if "zero" in answer and isinstance(answer["holders"], int):     # of chapter 03
-        hold_peaks(run, answer)
-    if "most gradients" in answer and not run.skipped:      # else there was no update to see
-        most = max(gradients for _, _, gradients, *_ in run.memory.samples)
-        run.check(("states", "gradients", "at the most"), most, answer["most gradients"])
+    for instrument in run.instruments:
+        instrument.hold_states(run, answer)
 
 
 def moments_of(run):
@@ -164,28 +158,16 @@ def moments_of(run):
     return next((size for size in known if size is not None), None)
 
 
-def hold_peaks(run, answer):
-    """Of ZeRO, whose units come and go in the step."""
-    peaks = {"gradients": (run.comm.gradient_peak, anatomy.gradient_peak)}
-    if answer["zero"] == 3:
-        peaks["gathered parameters"] = run.comm.gathered, anatomy.gathered_peak
-    for what, (measured, formula) in peaks.items():
-        run.check(("states", what, "at the peak"), measured,
-                  formula(run.args, answer, run.dtype.itemsize))
-
-
 # ------------------------------------------------------------------------------------- activations
 
 def hold_activations(run, answer):
     """What autograd keeps for backward in the metered step."""
     args = run.args
-    if any([instrument.hold_activations(run, answer) for instrument in run.instruments]):
-        return
     if answer.get("kept") is not None:
         answer["kept"] = answer["kept"] | RECOMPUTED[args.recompute]
-    if "schedule" in answer:
-        hold_alive(run, answer)
-    elif "kept" in answer:
+    if any([instrument.hold_activations(run, answer) for instrument in run.instruments]):
+        return
+    if "kept" in answer:
         formula = None if answer["kept"] is None else anatomy.activation_bytes(
             args.model, args.micro_batch, run.rounded.itemsize, answer["kept"])
         check_kept(run, ["activations of a micro-batch"], run.kept.most, formula)
@@ -208,26 +190,6 @@ def check_kept(run, what, measured, formula):
     if run.on_cuda and formula not in (None, measured):
         run.note("CUDA's kernels keep other tensors than the CPU's, which the formula is of: "
                  f"{quantity(abs(measured - formula))} away")
-
-
-def hold_alive(run, answer):
-    """The same after each action of a schedule."""
-    args, over_time = run.args, [kept for *_, kept in run.actions]
-    known = (instrument.rows_of_experts(run, answer) for instrument in run.instruments)
-    rows = next(filter(None, known), None)
-    formula = anatomy.alive_over_time(
-        run.args.model, run.args.micro_batch, run.rounded.itemsize, answer["kept"],
-        answer["schedule"], rows, getattr(run.args, "ep", 1))
-    if answer.get("versions", 1) > 1:                       # a step begins with some of the last
-        *_, at_end = [anatomy.shared_bytes(args.model, run.rounded.itemsize, answer["kept"]),
-                      *formula]
-        reads = formula and 0 in answer["modules"]          # the tokens of the next batch
-        at_end += 8 * args.batch * args.model.seq if reads else 0
-        return check_kept(run, ["activations", "when a step ends"], over_time[-1], at_end)
-    check_kept(run, ["activations", "at the most"], max(over_time), max(formula))
-    if not run.on_cuda:
-        right = sum(measured == expected for measured, expected in zip(over_time, formula))
-        run.check(AS_COMPUTED, right, len(formula), "")
 
 
 # ------------------------------------------------------------------------------------------- FLOPs
@@ -382,8 +344,8 @@ def explain(run, answer):
     if "loss_scale" in run.remembered and run.remembered["loss_scale"].state_dict():
         scale = run.remembered["loss_scale"].state_dict()["scale"]
         run.note(f"loss scale {scale:.0f} in the end; {run.skipped} steps skipped")
-    if "sample" in answer:
-        note_sample(run, answer["sample"])
+    for instrument in run.instruments:
+        instrument.finish(run, answer)
     run.record(**answer.get("record", {}))
 
 
@@ -433,28 +395,3 @@ def note_speed(run, utilizations):
         run.note(f"{shares} of the {peak / 1e12:.0f} TFLOP/s of {gpu} in bf16")
     elif gpu:
         run.note(f"no MFU: lab/run/machines.py has no peak of {gpu}")
-
-
-def note_sample(run, forward):
-    """The mean loss of the last steps and, where the text is bytes, how the model goes on with its
-    beginning. forward: tokens (1, seq) to logits (1, seq, vocab)."""
-    last = run.losses[-20:]
-    run.note(f"mean loss of the last {count(len(last), 'step')}: "
-             f"{statistics.mean(last):.3f} nats per token")
-    if run.text.tokens.itemsize == 1:
-        written = sample(forward, run.text.tokens[:8].tolist(), run.args.model.seq, run.device)
-        lines = printable(written).splitlines()
-        run.note("what it writes by now:" + "".join(f"\n    | {line}" for line in lines))
-
-
-@torch.no_grad()
-def sample(forward, prompt, seq, device="cpu", length=160, temperature=0.7):
-    """Let a model continue a text, token by token. Returns all tokens, the prompt's first."""
-    generator, tokens = torch.Generator().manual_seed(0), list(prompt)
-    for _ in range(length):
-        logits = forward(torch.tensor([tokens[-seq:]], device=device))[0, -1]
-        if not logits.isfinite().all():                         # the last step has overflowed
-            break
-        probabilities = (logits.float().cpu() / temperature).softmax(0)
-        tokens.append(torch.multinomial(probabilities, 1, generator=generator).item())
-    return tokens

@@ -5,6 +5,8 @@ report. Here none of them does anything.
 """
 
 import argparse
+import contextlib
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
@@ -26,11 +28,18 @@ class Instrument:
     def replace_in_one_gpu(self, model: nn.Module) -> None:
         """The model that one GPU trains has been drawn."""
 
+    def around_step(self, run) -> AbstractContextManager:
+        """Is entered around each step."""
+        return contextlib.nullcontext()
+
     def after_step(self, batch: Batch, norm: torch.Tensor) -> None:
         """A step is taken."""
 
     def moments(self, run) -> int | None:
         """Bytes of the optimizer's states but masters, where they are not AdamW's or SGD's."""
+
+    def hold_states(self, run, answer: dict) -> None:
+        """Check more of parameters, gradients and optimizer states."""
 
     def hold_activations(self, run, answer: dict) -> bool:
         """Whether this has held what is kept for backward to its formulas."""
@@ -55,3 +64,6 @@ class Instrument:
 
     def explain(self, run, answer: dict) -> None:
         """Notes below the measurements."""
+
+    def finish(self, run, answer: dict) -> None:
+        """The last notes."""

@@ -4,7 +4,6 @@
                        when this rank waited
     ActivationMeter    what autograd keeps for backward, and the most of it at a time
     FlopMeter          FLOPs, by PyTorch's formulas
-    MemoryTimeline     bytes of each kind after every operator
 """
 
 import contextlib
@@ -317,52 +316,6 @@ class ActivationMeter(torch.autograd.graph.saved_tensors_hooks):
                 self.pack(tensor)
 
 
-class CheckpointMeter(ActivationMeter):
-    """Also counts what is kept in backward, which a checkpoint computes again, and what hooks move
-    to the host and back (sent, fetched). Of several hooks PyTorch asks the innermost alone: so all
-    that are made while this is entered tell it."""
-
-    def __init__(self, known=()):
-        super().__init__(known)
-        self.sent = self.fetched = 0
-
-    def __enter__(self):
-        meter, hooks = self, torch.autograd.graph.saved_tensors_hooks
-        begin = hooks.__init__
-
-        def begin_and_tell(self, pack, unpack):
-            begin(self, lambda x: meter.packed(pack, x), lambda kept: meter.unpacked(unpack, kept))
-
-        self.patch = mock.patch.object(hooks, "__init__", begin_and_tell)
-        self.patch.start()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *exception):
-        self.patch.stop()
-        return super().__exit__(*exception)
-
-    def packed(self, pack, x):
-        try:
-            kept = pack(x)
-        except BaseException:                   # so a checkpoint ends, when it has got the last one
-            self.pack(x)
-            raise
-        for tensor in filter(torch.is_tensor, tree_leaves(kept)):
-            if storage_of(tensor)._cdata == storage_of(x)._cdata:
-                self.pack(x)
-            else:
-                self.sent += tensor.nbytes
-        return kept
-
-    def unpacked(self, unpack, kept):
-        x = unpack(kept)
-        tensors = list(filter(torch.is_tensor, tree_leaves(kept)))
-        if tensors and all(storage_of(x)._cdata != storage_of(t)._cdata for t in tensors):
-            self.fetched += x.nbytes
-        return x
-
-
 def storage_of(tensor):
     return local(tensor).untyped_storage()
 
@@ -406,59 +359,6 @@ def shards_of(model: torch.nn.Module) -> dict[str, list]:
             name = name.removesuffix(".weight").removeprefix("block1.")
             shards[name] = [list(getattr(p, "full_shape", p.shape)), cuts]
     return shards
-
-
-# ------------------------------------------------------------------------------------------- memory
-
-class MemoryTimeline(TorchDispatchMode):
-    """Adds up the storages that are alive, by kind, after every operator that changed their sum,
-    before every update, and at the end.
-
-    held() returns lists of tensors: parameters, gradients, optimizer states. samples: (seconds in
-    operators so far, bytes of each of the three, bytes of all else); all else is activations and
-    what an operator needs for a moment. The seconds are the host's: on CUDA it does not wait for an
-    operator, so there they tell how long the launches took.
-    """
-
-    def __init__(self, held):
-        super().__init__()
-        self.held, self.live, self.total, self.sampled = held, {}, 0, 0
-        self.samples, self.seconds = [], 0.0
-        self.watch(held())
-
-    def watch(self, tensors):
-        for tensor in tree_leaves(tensors):
-            if torch.is_tensor(tensor) and tensor.untyped_storage()._cdata not in self.live:
-                storage = tensor.untyped_storage()
-                self.live[storage._cdata] = storage.nbytes()
-                self.total += storage.nbytes()
-                weakref.finalize(storage, self.forget, storage._cdata)
-
-    def forget(self, key):
-        self.total -= self.live.pop(key)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        start = time.perf_counter()
-        result = func(*args, **(kwargs or {}))
-        self.seconds += time.perf_counter() - start
-        self.watch(result)
-        if self.total != self.sampled:
-            self.sample()
-        return result
-
-    def sample(self):
-        kinds = [nbytes(tensors) for tensors in self.held()]
-        self.samples.append((self.seconds, *kinds, self.total - sum(kinds)))
-        self.sampled = self.total
-
-    def __enter__(self):                    # before an update, all gradients are there
-        self.hook = register_optimizer_step_pre_hook(lambda *update: self.sample())
-        return super().__enter__()
-
-    def __exit__(self, *exception):
-        self.hook.remove()
-        self.sample()                       # the optimizer has filed its states by now
-        return super().__exit__(*exception)
 
 
 # -------------------------------------------------------------------------------------------- FLOPs

@@ -19,13 +19,12 @@ from common import Config
 from lab.run import meeting, strict, verify
 from lab.run.about import About, as_check
 from lab.run.bench import Bench
-from lab.run.formulas import WATCHED_STEPS, held, hold, hold_beginning, updated_parameters
+from lab.run.formulas import hold, hold_beginning, updated_parameters
 from lab.run.instrument import Instrument
 from lab.run.meters import (
     ActivationMeter,
     CommMeter,
     FlopMeter,
-    MemoryTimeline,
     nbytes,
     shapes_of_a_block,
     shards_of,
@@ -104,7 +103,7 @@ class Run(BesideOneGpu, Bench):
         self.losses, self.grad_norms, self.references, self.seconds = [], [], [], []
         self.losses_in_time = []                        # of one GPU, where this run is late
         self.comm, self.kept, self.flops = CommMeter(self.on_cuda), None, None
-        self.memory, self.actions, self.messages, self.flops_of = None, [], 0, {}
+        self.actions, self.messages, self.flops_of = [], 0, {}
         self.skipped, self.not_finite, self.stopped = 0, None, False
         self.problems, self.unlike, self.diagnosis = [], [], []         # filled in the end
         self.unwritten = None                           # the hole that the formulas have come to
@@ -165,8 +164,6 @@ class Run(BesideOneGpu, Bench):
             if "after_step" in more and instrument.after_step_of_one_gpu:
                 more["after_step"] = instrument.after_step_of_one_gpu
         self.header()
-        if self.args.chapter.startswith("01"):
-            self.memory = MemoryTimeline(lambda: held(self))
         for batch in super().batches(*args, **more):
             self.step = batch.step + 1
             strict.refuse_above_vocabulary(self.args, self.text, int(batch.tokens.max()))
@@ -208,13 +205,13 @@ class Run(BesideOneGpu, Bench):
     @contextlib.contextmanager
     def measure(self):
         """Around one training step: its seconds, and CUDA's peak memory; in one step what is sent,
-        kept and computed; of chapter 01 the memory over the first ones; in the last the profile."""
+        kept and computed; in the last the profile."""
         with contextlib.ExitStack() as meters:
             if self.args.profile and self.rank == 0 and self.step == self.args.steps:
                 os.environ.setdefault("KINETO_LOG_LEVEL", "7")      # else it prints its own log
                 self.profiler = meters.enter_context(torch.profiler.profile(acc_events=True))
-            if self.memory and len(self.seconds) < WATCHED_STEPS:
-                meters.enter_context(self.memory)
+            for instrument in self.instruments:
+                meters.enter_context(instrument.around_step(self))
             if self.is_metered:
                 self.meter(meters)
             if self.on_cuda:
@@ -354,8 +351,6 @@ class Run(BesideOneGpu, Bench):
     # The end.
 
     def judge_and_report(self):
-        if self.memory:
-            self.record(memory=[list(column) for column in zip(*self.memory.samples)])
         if not self.stopped:
             hold(self)
         if self.saver:

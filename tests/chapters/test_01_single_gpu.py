@@ -12,8 +12,9 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 import common
 from common import Config, gpt, loss_sum
+from lab import chapters
 from lab.run import anatomy
-from lab.run.meters import ActivationMeter, CheckpointMeter, FlopMeter
+from lab.run.meters import ActivationMeter, FlopMeter
 from tests.conftest import TEXT, chapter, hold_to_the_run_without_ranks, sample
 from tests.support.refused import hold_refusals
 
@@ -190,7 +191,7 @@ def test_the_best_k_is_that_of_the_formula(one):
     of_layer = anatomy.kept_by_modules(cfg, 1, 4, {})[1]
     of_input = 4 * 4 * 8
     for k in (1, 2, 3):
-        with CheckpointMeter([tokens, targets]) as meter:
+        with chapters.held("01").CheckpointMeter([tokens, targets]) as meter:
             loss = loss_sum(one.logits_of(model, tokens, "every", k), targets)
             meter.most = 0
             loss.backward()

@@ -12,8 +12,8 @@ from torch import nn
 
 import common
 from common import Config, gpt
+from lab.chapters import held
 from lab.run import anatomy
-from lab.run import formulas as instruments
 from lab.run.words import printable
 from tests.chapters.test_01_single_gpu import (
     FLAGS,
@@ -25,6 +25,8 @@ from tests.chapters.test_01_single_gpu import (
     plain_forward,
 )
 from tests.conftest import chapter, needs_triton, sample
+
+instruments = held("01")
 
 
 def state_formula(one, cfg, *flags):

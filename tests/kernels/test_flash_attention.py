@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from lab.run.meters import MemoryTimeline
+from lab.chapters import room
 from tests.conftest import FULL, sample
 from tests.kernels.tensors import (
     DEVICE,
@@ -212,7 +212,7 @@ def test_memory_is_linear_in_the_sequence(window):
     for seq in (128, 256):
         q, k, v = qkv(1, 1, seq, seq, 16, FP16)
         lengths = torch.tensor([0, seq // 3, seq], device=DEVICE) if window else None
-        with MemoryTimeline(lambda inputs=(q, k, v): (inputs, [], [])) as watch:
+        with room("01", "held").MemoryTimeline(lambda inputs=(q, k, v): (inputs, [], [])) as watch:
             since = flash.seen_from(q, k, True, lengths, window)
             out, lse = flash.flash_forward(q, k, v, True, since)
             gradients = flash.flash_backward(out, q, k, v, out, lse, True, since)

@@ -17,19 +17,28 @@ A chapter's answer has, as "settings",
     width         bytes of a number; autocast: the dtype that PyTorch's is to choose, or None
 """
 
+import contextlib
 import functools
 import itertools
 import math
+import statistics
+import time
+import weakref
 from dataclasses import replace
+from unittest import mock
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from common import CORES, loss_sum
 from lab.run import anatomy
-from lab.run.formulas import attention_is_fused_on_cuda, check_kept
+from lab.run.formulas import WATCHED_STEPS, attention_is_fused_on_cuda, check_kept, held
 from lab.run.instrument import Instrument
-from lab.run.meters import CheckpointMeter, FlopMeter
+from lab.run.meters import ActivationMeter, FlopMeter, nbytes, storage_of
+from lab.run.words import count, printable
 
 
 def choices(args, device):
@@ -159,8 +168,154 @@ def explain(run, given):
              f"{embedding}leaves out attention's scores")
 
 
+# ------------------------------------------------------------------------------------------ meters
+
+class CheckpointMeter(ActivationMeter):
+    """Also counts what is kept in backward, which a checkpoint computes again, and what hooks move
+    to the host and back (sent, fetched). Of several hooks PyTorch asks the innermost alone: so all
+    that are made while this is entered tell it."""
+
+    def __init__(self, known=()):
+        super().__init__(known)
+        self.sent = self.fetched = 0
+
+    def __enter__(self):
+        meter, hooks = self, torch.autograd.graph.saved_tensors_hooks
+        begin = hooks.__init__
+
+        def begin_and_tell(self, pack, unpack):
+            begin(self, lambda x: meter.packed(pack, x), lambda kept: meter.unpacked(unpack, kept))
+
+        self.patch = mock.patch.object(hooks, "__init__", begin_and_tell)
+        self.patch.start()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception):
+        self.patch.stop()
+        return super().__exit__(*exception)
+
+    def packed(self, pack, x):
+        try:
+            kept = pack(x)
+        except BaseException:                   # so a checkpoint ends, when it has got the last one
+            self.pack(x)
+            raise
+        for tensor in filter(torch.is_tensor, tree_leaves(kept)):
+            if storage_of(tensor)._cdata == storage_of(x)._cdata:
+                self.pack(x)
+            else:
+                self.sent += tensor.nbytes
+        return kept
+
+    def unpacked(self, unpack, kept):
+        x = unpack(kept)
+        tensors = list(filter(torch.is_tensor, tree_leaves(kept)))
+        if tensors and all(storage_of(x)._cdata != storage_of(t)._cdata for t in tensors):
+            self.fetched += x.nbytes
+        return x
+
+
+class MemoryTimeline(TorchDispatchMode):
+    """Adds up the storages that are alive, by kind, after every operator that changed their sum,
+    before every update, and at the end.
+
+    held() returns lists of tensors: parameters, gradients, optimizer states. samples: (seconds in
+    operators so far, bytes of each of the three, bytes of all else); all else is activations and
+    what an operator needs for a moment. The seconds are the host's: on CUDA it does not wait for an
+    operator, so there they tell how long the launches took.
+    """
+
+    def __init__(self, held):
+        super().__init__()
+        self.held, self.live, self.total, self.sampled = held, {}, 0, 0
+        self.samples, self.seconds = [], 0.0
+        self.watch(held())
+
+    def watch(self, tensors):
+        for tensor in tree_leaves(tensors):
+            if torch.is_tensor(tensor) and tensor.untyped_storage()._cdata not in self.live:
+                storage = tensor.untyped_storage()
+                self.live[storage._cdata] = storage.nbytes()
+                self.total += storage.nbytes()
+                weakref.finalize(storage, self.forget, storage._cdata)
+
+    def forget(self, key):
+        self.total -= self.live.pop(key)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        start = time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        self.seconds += time.perf_counter() - start
+        self.watch(result)
+        if self.total != self.sampled:
+            self.sample()
+        return result
+
+    def sample(self):
+        kinds = [nbytes(tensors) for tensors in self.held()]
+        self.samples.append((self.seconds, *kinds, self.total - sum(kinds)))
+        self.sampled = self.total
+
+    def __enter__(self):                    # before an update, all gradients are there
+        self.hook = register_optimizer_step_pre_hook(lambda *update: self.sample())
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        self.hook.remove()
+        self.sample()                       # the optimizer has filed its states by now
+        return super().__exit__(*exception)
+
+
+# ----------------------------------------------------------------------------------- what it writes
+
+def note_sample(run, forward):
+    """The mean loss of the last steps and, where the text is bytes, how the model goes on with its
+    beginning. forward: tokens (1, seq) to logits (1, seq, vocab)."""
+    last = run.losses[-20:]
+    run.note(f"mean loss of the last {count(len(last), 'step')}: "
+             f"{statistics.mean(last):.3f} nats per token")
+    if run.text.tokens.itemsize == 1:
+        written = sample(forward, run.text.tokens[:8].tolist(), run.args.model.seq, run.device)
+        lines = printable(written).splitlines()
+        run.note("what it writes by now:" + "".join(f"\n    | {line}" for line in lines))
+
+
+@torch.no_grad()
+def sample(forward, prompt, seq, device="cpu", length=160, temperature=0.7):
+    """Let a model continue a text, token by token. Returns all tokens, the prompt's first."""
+    generator, tokens = torch.Generator().manual_seed(0), list(prompt)
+    for _ in range(length):
+        logits = forward(torch.tensor([tokens[-seq:]], device=device))[0, -1]
+        if not logits.isfinite().all():                         # the last step has overflowed
+            break
+        probabilities = (logits.float().cpu() / temperature).softmax(0)
+        tokens.append(torch.multinomial(probabilities, 1, generator=generator).item())
+    return tokens
+
+
+# ----------------------------------------------------------------------------------- the instrument
+
 class Held(Instrument):
+    memory = None
+
+    def around_step(self, run):
+        """Of the first steps, the memory."""
+        if self.memory is None:
+            self.memory = MemoryTimeline(lambda: held(run))
+        return self.memory if len(run.seconds) < WATCHED_STEPS else contextlib.nullcontext()
+
+    def hold_states(self, run, answer):
+        run.record(memory=[list(column) for column in zip(*self.memory.samples)])
+        if "most gradients" in answer and not run.skipped:  # else there was no update to see
+            most = max(gradients for _, _, gradients, *_ in self.memory.samples)
+            run.check(("states", "gradients", "at the most"), most, answer["most gradients"])
+
     def hold_activations(self, run, answer):
         if "settings" in answer:
             hold(run, answer["settings"])
         return "settings" in answer
+
+    def finish(self, run, answer):
+        if "sample" in answer:
+            note_sample(run, answer["sample"])

@@ -1,8 +1,8 @@
 """Predictions about chapter 03: what each stage keeps and sends."""
 
 import common
+from lab.chapters import room
 from lab.classroom.questions import Case, Question, on_the_wire, shape
-from lab.run import anatomy
 from lab.run.machines import MACHINES
 
 
@@ -45,7 +45,7 @@ def predictions(pick):
             "How many bytes of gathered parameters does a rank have at the peak, if P units are "
             "gathered ahead of the one that computes? (The blocks are the largest units.)",
             "(P + 1) * (10*h*h + 2*h*k + 4*h) * e",
-            anatomy.gathered_peak(args, {"zero": 3, "holders": ranks}, case.e), "B",
+            room("03", "held").gathered_peak(args, {"zero": 3, "holders": ranks}, case.e), "B",
             "P + 1 blocks: q, o, up and down; k and v; two LayerNorms",
             "gathered parameters, at the peak", also="N"),
         Question(

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from common import Config
+from lab.chapters import held
 from lab.run import anatomy
 
 SHAPE = Config(layers=3, dim=64, heads=8, kv_heads=2, seq=16, vocab=257)
@@ -32,7 +33,7 @@ def test_what_waits_for_w_is_of_own_tokens():
     cfg = replace(SHAPE, seq=18)
     third = dict.fromkeys(("outside", "inputs", "inside", "logits", "positions"), 1 / 3)
     third |= {"keys and values": 1, "how": "gathered"}
-    alone, *of_three = (anatomy.waiting_by_modules(cfg, 2, 4, kept)
+    alone, *of_three = (held("07").waiting_by_modules(cfg, 2, 4, kept)
                         for kept in ({}, third, third | {"core": 0},
                                      third | {"core": 0, "own keys": 1 / 3}))
     assert of_three == 3 * [[size // 3 for size in alone]]
