@@ -13,6 +13,7 @@ other sums, which are in float32 or better.
 """
 
 import argparse
+import itertools
 import math
 from dataclasses import replace
 
@@ -142,32 +143,34 @@ def kept_by_modules(cfg: Config, batch: int, e: int, kept: dict, rows: list | No
     tokens, wide = batch * cfg.seq, max(e, 4)
     x = tokens * cfg.dim * e                                # one (batch, seq, dim)
     norm = norm_bytes(cfg, tokens, e, kept)
-    of = lambda name, size: part(share_of(kept, name), size, name)
+
+    def share(name, size):
+        return part(share_of(kept, name), size, name)
 
     if kept.get("recompute") == "offload":                  # to the host
         block = [0] * cfg.layers
     elif kept.get("recompute") == "full":                   # the input of every k, from the last
         first = [i == 0 or (cfg.layers - i) % kept.get("every", 1) == 0 for i in range(cfg.layers)]
-        block = [of("outside", x) if inputs else 0 for inputs in first]
+        block = [share("outside", x) if inputs else 0 for inputs in first]
     else:
         numbers = numbers_kept(cfg, batch, has_mlp=rows is None)     # experts: below
-        of_norms = of("outside", numbers["outside"] * e + 2 * (norm - x))
-        of_norms += of("inputs", numbers["inputs"] * e)
+        of_norms = share("outside", numbers["outside"] * e + 2 * (norm - x))
+        of_norms += share("inputs", numbers["inputs"] * e)
         kv = part(keys_and_values(cfg, kept), numbers["keys and values"] * e, "keys and values")
-        inside = of("inside", numbers["inside"] * e) + kv + core_bytes(cfg, batch, e, kept)
+        inside = share("inside", numbers["inside"] * e) + kv + core_bytes(cfg, batch, e, kept)
         block = [of_norms + inside - saved_by_fp8(cfg, batch, e, kept)] * cfg.layers
         if rows is not None:                                # the second norm is the mixture's
             block = [of_norms // 2 + inside + mixture_bytes(cfg, batch, e, kept, n, ep)
                      for n in rows]
 
-    ids = of("ids", 8 * tokens)                             # int64
+    ids = share("ids", 8 * tokens)                             # int64
     if kept.get("vocabulary") == "cut":                     # and padded
         columns = math.ceil(round(share_of(kept, "logits") * cfg.vocab, 6))
         loss = tokens * columns * wide + ids + 2 * tokens   # whose targets: two masks
         ids += tokens                                       # whose tokens: a mask
     else:
-        loss = of("logits", tokens * cfg.vocab * wide) + wide + ids     # and a scalar
-    return [ids, *block, of("outside", norm + x) + loss]
+        loss = share("logits", tokens * cfg.vocab * wide) + wide + ids     # and a scalar
+    return [ids, *block, share("outside", norm + x) + loss]
 
 
 def mixture_bytes(cfg, batch, e, kept, rows, ep):
@@ -238,9 +241,9 @@ def held_by_modules(cfg, shares, modules):
 
 def tensors(cfg: Config) -> int:
     """How many parameters the whole model has. (A list of all blocks may be too long.)"""
-    embedding, block, head = numbers_by_modules(replace(cfg, layers=1))
-    count = lambda kinds: sum(tensors for _, tensors in kinds.values())
-    return count(embedding) + cfg.layers * count(block) + count(head)
+    embedding, block, head = (sum(tensors for _, tensors in kinds.values())
+                              for kinds in numbers_by_modules(replace(cfg, layers=1)))
+    return embedding + cfg.layers * block + head
 
 
 def optimizer_state_bytes(optimizer: str, numbers: int, tensors: int, width: int,
@@ -254,7 +257,8 @@ def optimizer_state_bytes(optimizer: str, numbers: int, tensors: int, width: int
 
 def matrices_of_blocks(cfg: Config) -> tuple[int, int]:
     """Those that Muon updates: all numbers and tensors but tables and gains of norms."""
-    norms, tables = (2 * cfg.layers + 1) * (1 if cfg.gated else 2), 1 if cfg.tie else 2
+    norms = (2 * cfg.layers + 1) * (1 if cfg.gated else 2)
+    tables = 1 if cfg.tie else 2
     others = norms * cfg.dim + tables * cfg.vocab * cfg.dim
     return cfg.parameters() - others, tensors(cfg) - norms - tables
 
@@ -266,8 +270,8 @@ def state_bytes(args: argparse.Namespace, answer: dict, width: int) -> dict[str,
         return sharded_state_bytes(args, answer, width)
     numbers, count = answer["parameters"], None
     if isinstance(numbers, dict):
-        kinds = [kind for module in held_by_modules(args.model, numbers, answer.get("modules"))
-                 for kind in module.values()]
+        modules = held_by_modules(args.model, numbers, answer.get("modules"))
+        kinds = list(itertools.chain(*(module.values() for module in modules)))
         numbers, count = sum(size for size, _ in kinds), sum(count for _, count in kinds)
     of_master = width if args.precision == "bf16" else 0
     of_parameter, of_gradient, of_master = answer.get(
@@ -288,7 +292,7 @@ def flat_units(cfg, answer):
     ends = [*range(1, len(modules) - 1, k), len(modules) - 1] if k > 1 else range(len(modules))
     for start, end in zip([0, *ends], [*ends, len(modules)]):
         sizes = {}
-        for kind, (numbers, _) in [item for held in modules[start:end] for item in held.items()]:
+        for kind, (numbers, _) in itertools.chain(*(held.items() for held in modules[start:end])):
             n = holders if isinstance(holders, int) else holders[kind]
             key = names.get(kind, shares.get(kind, 1)), n
             size, *_ = sizes.get(key, (0, n))
@@ -339,6 +343,7 @@ def sharded_state_bytes(args, answer, width):
     masters = width * shard if has_masters else 0
     moments = answer.get("moments") or optimizer_state_bytes(args.optimizer, shard, len(units),
                                                              width)
-    return {"parameters": e * ((shard if stage == 3 else whole) + secondary),
-            "gradients": width * (whole if stage == 1 else shard),
+    parameters = shard if stage == 3 else whole
+    gradients = whole if stage == 1 else shard
+    return {"parameters": e * (parameters + secondary), "gradients": width * gradients,
             "optimizer states": masters + moments}

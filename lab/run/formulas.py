@@ -286,7 +286,10 @@ def note_axes(run, mine):
     Communication, after all measurements: an all_gather_object."""
     size = run.args.node_size
     everyones, recorded = run.of_all_ranks(mine), {}
-    leaves = lambda ranks: ranks[0] // size != ranks[-1] // size
+
+    def leaves(ranks):
+        return ranks[0] // size != ranks[-1] // size
+
     for axis, (ranks, here) in mine.items():
         groups, all_sent = zip(*(of_rank[axis] for of_rank in everyones if axis in of_rank))
         where = "leaves the machine" if leaves(ranks) else "inside a machine"

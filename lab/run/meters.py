@@ -7,6 +7,7 @@
 """
 
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import Iterable
@@ -69,7 +70,9 @@ class Clock:
                 self.wait(work)
                 span[-1] = self.now()
         else:
-            note = lambda future: span.__setitem__(-1, span[-1] or time.perf_counter())
+            def note(future):
+                span[-1] = span[-1] or time.perf_counter()
+
             with contextlib.suppress(RuntimeError):     # gloo does not tell when sends, receives
                 self.ends.append(work.get_future().then(note))      # and reduce_scatters end
 
@@ -140,15 +143,15 @@ class CommMeter(TorchDispatchMode):
             meter.batch = None
             return work
 
-        self.told = contextlib.ExitStack()
+        self.patches = contextlib.ExitStack()
         for kind, name, tell in ((Work, "wait", wait_and_tell),
                                  (ProcessGroup, "_start_coalescing", begin_and_tell),
                                  (ProcessGroup, "_end_coalescing", close_and_tell)):
-            self.told.enter_context(mock.patch.object(kind, name, tell))
+            self.patches.enter_context(mock.patch.object(kind, name, tell))
         return super().__enter__()
 
     def __exit__(self, *exception):
-        self.told.close()
+        self.patches.close()
         self.end = self.clock.now()
         self.under_way.clear()
         return super().__exit__(*exception)
@@ -248,7 +251,10 @@ class CommMeter(TorchDispatchMode):
         end is known; and [start, end] of each time that this rank waited, or called one. DDP waits
         in C++, unseen, for what is under way after the last gradient."""
         since = self.clock.since_start()
-        seconds = lambda pairs: [[since(start), since(end)] for start, end in pairs]
+
+        def seconds(pairs):
+            return [[since(start), since(end)] for start, end in pairs]
+
         sent = [[op, size, since(start), since(end), name]
                 for op, size, name, start, end in self.spans if end]
         gradients = [since(ready) for ready in self.gradients]
@@ -331,16 +337,24 @@ def shapes_of_a_block(model):
     what the first block makes of its input: what comes out of its norms and sub-layers, and what
     goes into the last linear of each (the heads, and the hidden units)."""
     shapes, handles = {}, []
-    shape = lambda x: tuple(local(x).shape[1:])
+
+    def note(name, tensor):
+        shapes[name] = tuple(local(tensor).shape[1:])
+
+    def note_output(name, module, inputs, output):
+        note(name, output)
+
+    def note_input(name, module, inputs):
+        note(name, inputs[0])
 
     for name, module in model.block1.named_modules():
-        if name in ("norm1", "attn", "norm2", "mlp"):
-            note = lambda module, inputs, output, name=name: shapes.update({name: shape(output)})
-            handles.append(module.register_forward_hook(note))
         last = {"o": "heads", "down": "hidden units"}.get(name.rsplit(".")[-1])
+        if name in ("norm1", "attn", "norm2", "mlp"):
+            hook = functools.partial(note_output, name)
+            handles.append(module.register_forward_hook(hook))
         if last:
-            note = lambda module, inputs, last=last: shapes.update({last: shape(inputs[0])})
-            handles.append(module.register_forward_pre_hook(note))
+            hook = functools.partial(note_input, last)
+            handles.append(module.register_forward_pre_hook(hook))
     yield shapes
     for handle in handles:
         handle.remove()

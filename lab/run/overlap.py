@@ -110,11 +110,14 @@ def conditions_of_axes(answer, sent, flops_of_rank, micro_batches):
         for op, (_, _, wire) in ops.items():
             if axis != "pp" and not axis.startswith("gradients"):
                 continue                                # a matmul waits for it
-            share = 1.0
-            if axis != "pp":
-                once = answer["gathers" if op == "all_gather" else "reduces"] == 1
-                share = 2 / 3 if op != "all_gather" else 1 / 3 if once else 1
-                share /= micro_batches if once else 1
+            share, is_gather = 1.0, op == "all_gather"
+            once = axis != "pp" and answer["gathers" if is_gather else "reduces"] == 1
+            if axis != "pp" and not is_gather:
+                share = 2 / 3
+            elif once:
+                share = 1 / 3
+            if once:
+                share /= micro_batches
             conditions[f"{axis}: {op}"] = functools.partial(over_compute, wire,
                                                             share * flops_of_rank)
     return conditions

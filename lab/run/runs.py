@@ -121,7 +121,9 @@ def verdict(run: dict) -> str:
     """✓, or ✗ and the first thing that is wrong, or - where nothing was compared."""
     wrong = run["problems"] + [check["name"] for check in run["checks"] if check["ok"] is False]
     nothing = not run["checks"] and run.get("max_loss_diff") is None
-    return f"✗ {wrong[0]}" if wrong else "-" if nothing else "✓"
+    if wrong:
+        return f"✗ {wrong[0]}"
+    return "-" if nothing else "✓"
 
 
 def costs_of_balance(runs):
@@ -143,6 +145,7 @@ def costs_of_balance(runs):
 
 
 def is_compared(run):
+    """Whether it has a mixture's loads, and finite losses."""
     return "loads" in run["recorded"] and run.get("loss") and None not in run["loss"]
 
 

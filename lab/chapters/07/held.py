@@ -19,7 +19,10 @@ def waiting_by_modules(cfg, batch, e, kept):
     """Bytes that each module keeps between B and W: inputs of linears, and gradients of their
     outputs. (Experts have none: their weights' gradients come with B.)"""
     x = batch * cfg.seq * cfg.dim * e
-    of = lambda name, size: part(share_of(kept, name), size, name)
+
+    def of(name, size):
+        return part(share_of(kept, name), size, name)
+
     heads = keys_and_values(cfg, kept | {"core": 1})        # their share, for its own tokens:
     kv = part(heads * share_of(kept, "positions"), 2 * x * cfg.kv_heads // cfg.heads,
               "keys and values")
