@@ -26,7 +26,6 @@ import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from unittest import mock
 
 import torch
 
@@ -93,8 +92,7 @@ def parse(chapter, argv):
                         functools.partial(flags, chapter), argv, chapters.about(name),
                         fits_here=False)
     refuse_misfits(chapter, args, {word.partition("=")[0] for word in argv})
-    place = fakes.place(args.rank, args.ranks)          # a machine's ranks
-    with strict.ranks_by_flag(), mock.patch.dict(os.environ, place):
+    with strict.ranks_by_flag(), fakes.as_rank(args.rank, args.ranks):
         chapter.requires(args, args.ranks)
     args.verify, args.steps = False, rehearsal.STEPS
     return args

@@ -144,10 +144,8 @@ def be_a_rank(tell, path, rank, world, argv, preferred=None):
     import torch.distributed as dist
 
     from lab import launch
-    from lab.run import refusals
 
-    refused, record = [], Path("run.json").absolute()
-    refusals.say = refused.append
+    record = Path("run.json").absolute()
     try:
         dist.init_process_group("gloo", f"file://{record.with_name('store')}", world_size=world,
                                 rank=rank)
@@ -158,8 +156,8 @@ def be_a_rank(tell, path, rank, world, argv, preferred=None):
         answer = {"status": status}
     except SystemExit as leaving:
         answer = raised(leaving, path)
-        if refused:
-            answer["error"] = refused[0]
+        if hasattr(leaving, "line"):                        # with which we refuse something
+            answer["error"] = leaving.line
         elif not leaves_itself(leaving, path):          # a loss that is not finite, say
             del answer["error"]
         answer["status"] = 1

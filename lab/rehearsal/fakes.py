@@ -9,6 +9,7 @@ to itself: all ranks choose alike.
 """
 
 import contextlib
+import os
 import weakref
 from collections.abc import Iterable, Iterator
 from unittest import mock
@@ -115,11 +116,17 @@ class FusedNorm(torch.autograd.Function):
         return torch.empty_like(x), None, torch.empty_like(weight), None
 
 
-def place(rank: int, ranks: int, machine: int = 8) -> dict[str, str]:
-    """What torchrun would set in the environment of this rank, on machines of so many."""
-    local = min(machine, ranks)
-    return {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank % local),
-            "LOCAL_WORLD_SIZE": str(local)}
+@contextlib.contextmanager
+def as_rank(rank: int, ranks: int) -> Iterator[None]:
+    """With what torchrun would set in the environment of this rank, on machines of eight."""
+    before, local = dict(os.environ), min(8, ranks)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank % local),
+                      LOCAL_WORLD_SIZE=str(local))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @contextlib.contextmanager

@@ -9,10 +9,8 @@ import argparse
 import collections
 import contextlib
 import math
-import os
 import textwrap
 from types import ModuleType
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -253,8 +251,7 @@ def taken(module, args, steps=STEPS, is_counted=False):
     files = {file_of(train), common.__file__}
     counts = growth.Counts(files) if is_counted else None
     watch = growth.Watch(files, args.attention)
-    with (mock.patch.dict(os.environ, fakes.place(args.rank, args.ranks)),
-          fakes.cluster(args.operators)):
+    with fakes.as_rank(args.rank, args.ranks), fakes.cluster(args.operators):
         run = Run(args, train, module.formulas, steps, counts)
         try:
             with run.groups, watch, run.live:

@@ -43,10 +43,18 @@ def say(message: str) -> None:
             print(f"error: {one_line(message)}", file=sys.stderr)
 
 
+class Ended(SystemExit):
+    """The end of a program, with this status, after a `line` that says why."""
+
+    def __init__(self, line: str, status: int):
+        super().__init__(status)
+        self.line = line
+
+
 def fail(message: str, status: int = 2) -> NoReturn:
     """Say it, and end with this status."""
     say(message)
-    raise SystemExit(status)
+    raise Ended(message, status)
 
 
 def accepted(accept: Callable, argv: list[str], alone: bool = False):
