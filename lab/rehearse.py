@@ -3,7 +3,6 @@ r"""A chapter's run, rehearsed: as one rank of a cluster that is not there, at i
     python -m lab.rehearse 09_5d.py --ranks 16384 --rank 5 --preset llama-405b --tp 8 --pp 16 \
         --zero 1 --precision bf16 --batch 2048
     python -m lab.rehearse 03_zero.py --ranks 64 --preset llama-8b --variant zero3 --batch 64
-    python -m lab.rehearse 07_pipeline_parallel.py --ranks 16 --preset llama-8b --plot memory.png
 
 The chapter's own code takes two steps. No weight is drawn and no number computed: each tensor has
 its shape, and no memory. So a report says what this rank would hold, keep, send and compute, beside
@@ -20,11 +19,7 @@ llama-405b and deepseek-v3.
 """
 
 import functools
-import json
-import multiprocessing
-import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -32,8 +27,7 @@ import torch
 import common
 from common import Config, Refused
 from lab import chapters
-from lab.drawing import save
-from lab.rehearsal import fakes, growth, rehearsal, rehearsed
+from lab.rehearsal import fakes, growth, rehearsal
 from lab.run import commands, refusals, strict
 from lab.run.bench import wrote
 
@@ -69,8 +63,6 @@ def flags(chapter, parser):
         help="whose rates and memory the planner takes; default: h100")
     add("--software", choices=chapters.chapter("10").SOFTWARE,
         help="say what this one frees that ours keeps, by the planner")
-    add("--all-stages", action="store_true", help="a rank of each stage of the pipeline, which "
-        "takes as many times as long; --plot alone takes the first, the middle and the last")
     getattr(chapter, "flags", lambda parser: None)(parser)
 
 
@@ -99,14 +91,11 @@ def parse(chapter, argv):
 
 
 def refuse_misfits(chapter, args, given):
-    if args.all_stages and not args.chapter.startswith(("07", "09")):
-        raise Refused(f"--all-stages are a pipeline's, and {args.chapter[:2]} has none",
-                      "without --all-stages")
     for flag in ("--software", "--cluster"):            # of the planner
         if flag in given and args.precision != "bf16":
             raise Refused(f"{flag} is the planner's, which plans --precision bf16",
                           "--precision bf16", f"without {flag}")
-    strict.refuse_as_one_rank(args, given, "to a rehearsal")
+    strict.refuse_as_one_rank(args, given, "to a rehearsal", ("--plot",))
     if args.variant == "torch":
         raise Refused("--variant torch is PyTorch's code, and a rehearsal is of a chapter's own",
                       f"--variant {next(iter(chapter.VARIANTS))}")
@@ -119,58 +108,29 @@ def refuse_misfits(chapter, args, given):
                       "alone", "--precision bf16", "--matmul loop")
 
 
-def ranks_of(chapter, args):
-    """The ranks that are rehearsed, by their stage: those beside --rank that differ from it in
-    their stage alone."""
-    stages = [args.rank]
-    if args.chapter.startswith("07"):
-        stages = [*range(args.ranks)]
-    if args.chapter.startswith("09"):
-        places = chapter.places_of_ranks(args)
-        mine = [(place.pp, rank) for rank, place in enumerate(places)
-                if place._replace(pp=0) == places[args.rank]._replace(pp=0)]
-        stages = [rank for _, rank in sorted(mine)]
-    if args.all_stages:
-        return stages
-    shown = {stages[0], stages[len(stages) // 2], stages[-1]} if args.plot else {}
-    return [rank for rank in stages if rank in shown or rank == args.rank]
-
-
-def rehearse(argv, rank=None):
-    """The lines and the record of one rank; None: the one of the flags, whose step is counted in
-    half the cluster as well. Raises NeedsValues, or growth.Found."""
-    chapter, args = accepted(argv)
-    half = growth.halved(chapter, args, argv, parse) if rank is None else None
-    args.rank = args.rank if rank is None else rank
-    run = rehearsal.rehearse(chapter, args, half)
-    return run.told(), run.as_json()
+def rehearse(chapter, args, argv):
+    """The Run of the rank that these flags name; its step is counted in half the cluster as well.
+    Raises NeedsValues, or growth.Found."""
+    return rehearsal.rehearse(chapter, args, growth.halved(chapter, args, argv, parse))
 
 
 def problems_of(chapter, argv):
     """What is found in a chapter's module, whose flags these are, in sentences."""
     args = parse(chapter, argv)
     try:
-        return rehearsal.rehearse(chapter, args,
-                                  growth.halved(chapter, args, argv, parse)).problems
+        return rehearse(chapter, args, argv).problems
     except growth.Found as found:
         return [*found.args]
 
 
-def rehearse_all(argv, ranks):
-    """The same of several, at once on all cores. ranks: None is the one of the flags."""
-    workers = min(len(ranks), os.cpu_count())
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        return [*pool.map(functools.partial(rehearse, argv), ranks)]
-
-
 def main(argv=None):
+    """Rehearse, and print and write the report. Returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
     chapter, args = refusals.accepted(accepted, argv, alone=True)
-    for path in filter(None, (args.json, args.plot)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    ranks = [None if rank == args.rank else rank for rank in ranks_of(chapter, args)]
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
     try:
-        told = [rehearse(argv)] if ranks == [None] else rehearse_all(argv, ranks)
+        run = rehearse(chapter, args, argv)
     except rehearsal.NeedsValues as error:
         where, source = error.args
         refusals.fail(f"{where} asks a tensor for its value, and a rehearsal has no numbers: "
@@ -178,16 +138,9 @@ def main(argv=None):
     except growth.Found as found:                       # then an error came of it
         print(*(f"  ✗ {sentence}" for sentence in found.args), sep="\n")
         return 1
-    lines, record = told[ranks.index(None)]
-    records = [record for _, record in told]
-    if len(ranks) > 1:
-        lines += ["", *rehearsed.table(records)]
-        record = record | {"stages": records}
-    print("\n".join(lines))
-    outputs = {"json": lambda path: path.write_text(json.dumps(record, indent=1)),
-               "plot": lambda path: save(rehearsed.draw(records), path)}
-    written = [wrote(args, flag, write) for flag, write in outputs.items()]
-    return int(not all(written) or any(record["problems"] for record in records))
+    print("\n".join(run.told()))
+    is_written = wrote(args, "json", run.write_json)
+    return int(not is_written or bool(run.problems))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def left_out(run, plan):
 def with_ids(run):
     """Micro-batches that are alive on the first stage of all, when most is kept."""
     alive = found = 0
-    for kind, stage, *_, kept, _ in run.spans:
+    for kind, stage, *_, kept in run.spans:
         alive += {"F": 1, "W": 0}.get(kind, -1) if stage == 0 else 0
         found = alive if kept == run.recorded["activations"] else found
     return found if run.spans else 1

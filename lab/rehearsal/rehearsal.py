@@ -6,7 +6,6 @@ bytes are alive at the peak, what they are, and which lines have made them.
 """
 
 import argparse
-import collections
 import contextlib
 import math
 import textwrap
@@ -24,15 +23,13 @@ from torch.utils._pytree import tree_leaves
 
 import common
 from lab import chapters
-from lab.rehearsal import fakes, growth, planned, rehearsed
+from lab.rehearsal import fakes, growth, planned
 from lab.rehearsal.lines import named, source_of
 from lab.run import formulas, report
 from lab.run.words import count, quantity
 
 STEPS = 2               # the first makes the optimizer's states
 LINES = 5               # of the largest at the peak
-MOMENTS = 400           # of the step, for its picture
-CLASSES = tuple(rehearsed.CLASSES)
 
 
 class NeedsValues(Exception):
@@ -106,12 +103,10 @@ class Run(report.Run):
 
     @contextlib.contextmanager
     def span(self, action, kept, between=()):
-        begin = len(self.live.events)
         with super().span(action, kept, between):
             yield
         if self.is_metered:
-            self.spans.append([*action, begin, len(self.live.events), self.kept.bytes,
-                               self.live.live])
+            self.spans.append([*action, self.kept.bytes])
 
     def note_packed(self, key):
         """When a storage is kept for backward."""
@@ -153,34 +148,6 @@ class Run(report.Run):
         is_kept = self.packed.get(name, event + 1) <= event
         return self.kinds.get(name, "kept for backward" if is_kept else "all else")
 
-    def over_time(self):
-        """Columns: of each part of the step the event after which most was alive, and the bytes of
-        each of CLASSES then."""
-        made, events, kinds, now = self.live.made, self.live.events, {}, dict.fromkeys(CLASSES, 0)
-        packed, names, most = collections.defaultdict(set), {}, {}
-        for name, event in self.packed.items():
-            packed[event].add(name)
-
-        def move(number, kind):
-            size, _, name = made[number]
-            if number in kinds:
-                now[kinds.pop(number)] -= size
-                del names[name]
-            if kind:
-                kinds[number], names[name] = kind, number
-                now[kind] += size
-
-        for number in self.live.before:
-            move(number, self.kind(made[number][2], 0))
-        for event, (number, is_born) in enumerate(events, start=1):
-            move(number, self.kind(made[number][2], event) if is_born else None)
-            for name in names.keys() & packed[event]:           # from now on they are kept
-                move(names[name], self.kind(name, event))
-            part = event * MOMENTS // (len(events) + 1)
-            if sum(now.values()) >= most.get(part, [-1])[0]:
-                most[part] = [sum(now.values()), event, *now.values()]
-        return [list(column) for column in zip(*(row[1:] for row in most.values()))]
-
     def hold(self, fewer=None):
         """Hold what was metered to the chapter's formulas, and tell what is alive at the peak.
         fewer: the Run in half the cluster, if there is one."""
@@ -195,20 +162,18 @@ class Run(report.Run):
         for size, tensors, where, source in self.lines:
             self.note(f"  {quantity(size):>10}  {count(tensors, 'tensor')}, {where}: {source}")
         self.note_actions()
-        kept = max((kept for *_, kept, _ in self.spans), default=self.kept.most)
-        self.record(peak=self.peak, lines=self.lines, activations=kept, actions=self.spans,
-                    over_time=self.over_time())
+        kept = max((kept for *_, kept in self.spans), default=self.kept.most)
+        self.record(peak=self.peak, lines=self.lines, activations=kept)
         self.set_beside_the_planner()
         growth.hold(self, fewer)
         self.problems = [f"{c['name']}: measured {c['measured']}, formula {c['expected']}"
                          for c in self.checks if c["ok"] is False] + self.found
-        memory = chapters.chapter("10").CLUSTERS[self.args.cluster].memory
-        self.data = super().as_json() | {"rank": self.rank, "memory": memory}
+        self.data = super().as_json() | {"rank": self.rank}
 
     def note_actions(self):
         """What is kept for backward after each action of a schedule."""
         words, before = [], None
-        for kind, *_, kept, _ in self.spans:
+        for kind, *_, kept in self.spans:
             words += [kind] * (kind != before) + [f"{kept / 1e9:.3g}"]
             before = kind
         if words:

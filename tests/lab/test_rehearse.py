@@ -179,7 +179,7 @@ def test_a_gathered_tensor_that_is_kept_is_seen(capsys, tmp_path):
     ("09_5d.py --ranks=6 --tp=4", "--ranks 4"), ("04_tensor_parallel.py --steps=3", "--steps"),
     ("04_tensor_parallel.py --ranks=2 --variant=torch", "--variant megatron"),
     ("06_context_parallel.py --kernels", "without --kernels"),
-    ("04_tensor_parallel.py --all-stages", "without --all-stages"),
+    ("04_tensor_parallel.py --plot=a.png", "without --plot"),
     ("09_5d.py --ranks=4 --cluster=mine", "mine")])
 def test_a_bad_argument_costs_one_line(capsys, flags, named):
     status, output, errors = run(capsys, *flags.split())

@@ -1,11 +1,10 @@
-"""lab.rehearse: published runs and the planner, all stages, memory over a step."""
+"""lab.rehearse beside the planner."""
 
-import json
 
 import pytest
 
 from lab import chapters, rehearse
-from lab.rehearsal import planned, rehearsal, rehearsed
+from lab.rehearsal import planned, rehearsal
 from tests.conftest import SMALL, TEXT, chapter, sample
 
 BF16 = ["--precision=bf16", "--attention=sdpa", "--batch=8"]
@@ -17,12 +16,12 @@ def nine():
 
 
 def runs(*flags):
-    """The Run of each stage."""
+    """The Run of the first rank of each stage."""
     argv = ["09_5d.py", "--ranks=8", *SMALL, f"--data={TEXT}", *BF16, *flags]
-    module, args = rehearse.accepted([*argv, "--all-stages"])
-    found = []
-    for rank in rehearse.ranks_of(module, args):
-        args.rank = rank
+    module, args = rehearse.accepted(argv)
+    places, found = module.places_of_ranks(args), []
+    for stage in range(args.pp):
+        args.rank = [place.pp for place in places].index(stage)
         found.append(rehearsal.rehearse(module, args))
     return found
 
@@ -49,7 +48,7 @@ def test_the_planner_says_the_same_of_the_fullest_stage(flags):
     assert sent and all(most[what] == expected[what] > 0 for what in sent)
     off = columns[0]["activations"][0] - expected["activations"]
     assert off == first.recorded["left_out"] > 0
-    assert first.recorded["activations"] == max(kept for *_, kept, _ in first.spans)
+    assert first.recorded["activations"] == max(kept for *_, kept in first.spans)
 
 
 @pytest.mark.full
@@ -63,22 +62,3 @@ def test_what_other_software_frees_is_counted():
     theirs = ten.memory(model, layout, llama, run.args.micro_batches)
     assert plan.bytes - sum(freed.values()) == sum(theirs.values())
     assert "llama3" in "\n".join(run.told())
-
-
-@pytest.mark.full
-def test_all_stages_are_told_and_drawn(capsys, tmp_path):
-    path, picture = tmp_path / "new/run.json", tmp_path / "newer/memory.png"
-    assert rehearse.main([
-        "09_5d.py", "--ranks=4", "--rank=3", *SMALL, f"--data={TEXT}", *BF16, "--pp=2", "--tp=2",
-        "--batch=2", "--all-stages", f"--json={path}", f"--plot={picture}"]) == 0
-    assert "all that is alive" in capsys.readouterr().out
-    record = json.loads(path.read_text())
-    assert record["rank"] == 3 and [stage["rank"] for stage in record["stages"]] == [1, 3]
-    for stage in record["stages"]:
-        at, *sizes = stage["recorded"]["over_time"]
-        assert max(map(sum, zip(*sizes))) == sum(stage["recorded"]["peak"].values())
-        top = max(zip(*sizes), key=sum)
-        assert {name: size for name, size in zip(rehearsed.CLASSES, top) if size} == {
-            name: size for name, size in stage["recorded"]["peak"].items() if size}
-        assert at == sorted(at) and min(map(min, sizes)) >= 0
-    assert picture.stat().st_size > 20_000 and len(rehearsed.draw(record["stages"]).axes) == 2
