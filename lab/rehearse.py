@@ -79,6 +79,7 @@ def accepted(argv):
 
 
 def parse(chapter, argv):
+    """The arguments of a chapter's rehearsal; raises Refused."""
     name = Path(chapter.__file__).stem
     args = strict.parse(chapter.__file__, chapter.__doc__, chapter.VARIANTS,
                         functools.partial(flags, chapter), argv, chapters.about(name),
@@ -91,6 +92,7 @@ def parse(chapter, argv):
 
 
 def refuse_misfits(chapter, args, given):
+    """Refuse flags that mean nothing without numbers, or to one rank."""
     for flag in ("--software", "--cluster"):            # of the planner
         if flag in given and args.precision != "bf16":
             raise Refused(f"{flag} is the planner's, which plans --precision bf16",

@@ -214,6 +214,7 @@ class LiveMeter(TorchDispatchMode):
             self.peak, self.peak_at = self.live, len(self.events)
 
     def begins(self, storage):
+        """A storage is there, or has another size."""
         key, size = storage._cdata, storage.nbytes()
         number = self.numbers[key] = len(self.made)
         self.made.append((size, line_in(self.files), self.names[key]))
@@ -226,6 +227,7 @@ class LiveMeter(TorchDispatchMode):
         self.live -= self.made[number][0]
 
     def resized(self, storage):
+        """A storage that is followed has another size."""
         if storage._cdata in self.numbers:
             self.ends(storage._cdata)
             self.begins(storage)

@@ -100,12 +100,14 @@ class Watch(TorchDispatchMode):
         return result
 
     def look_beyond(self, integers):
+        """Whether all of these, in int64, fit into an int32."""
         largest = max(integers.max().item(), -1 - integers.min().item())
         if largest > MOST:
             self.find(line_in(self.files),
                       f"an int32 holds {MOST:,} at the most, and this is {largest:,}")
 
     def look_for_scores(self, x):
+        """Whether a core has made all scores."""
         tokens, head_dim = self.attention[-1]
         if x.is_floating_point() and x.ndim > 3:
             a_run = tokens // 2                         # of two, in a zig-zag
@@ -164,6 +166,7 @@ class Groups:
         self.patches.close()
 
     def make(self, maker, *args, **kwargs):
+        """Call the maker, and count the groups that it has made."""
         groups = dist.distributed_c10d._world.pg_map
         before = len(groups)
         self.depth += 1

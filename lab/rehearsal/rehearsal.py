@@ -76,6 +76,7 @@ class Run(report.Run):
             return super().mesh(**axes)
 
     def batches(self, share=0, build=common.gpt, after_step=None):
+        """Batches without numbers."""
         args, seq = self.args, self.args.model.seq
         shape = args.batch // args.shares, seq
         for step in range(self.steps):
@@ -89,6 +90,7 @@ class Run(report.Run):
 
     @contextlib.contextmanager
     def measure(self):
+        """Meter the second step."""
         if not self.is_metered:
             yield
             return
@@ -103,6 +105,7 @@ class Run(report.Run):
 
     @contextlib.contextmanager
     def span(self, action, kept, between=()):
+        """And note what is kept after it."""
         with super().span(action, kept, between):
             yield
         if self.is_metered:
@@ -117,6 +120,7 @@ class Run(report.Run):
             self.kinds[self.live.name(p.grad)] = "gradients"
 
     def log(self, batch, loss, norm, model, updated=None, skipped=False, **shown):
+        """After a step: which storages are states; in the second one, what is alive at the peak."""
         self.model, self.updated = model, updated
         self.losses.append(None)
         names = "parameters", "gradients", "optimizer states"
@@ -182,6 +186,7 @@ class Run(report.Run):
                                         subsequent_indent="  ")
 
     def set_beside_the_planner(self):
+        """Add what chapter 10 plans for this layout."""
         args, plan = self.args, planned.plan_of(self.args, self.world)
         if plan is None:
             return self.note("no planner beside: it plans --precision bf16, and not every variant")

@@ -89,6 +89,7 @@ class Bench(common.Run):
         path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
 
     def draw_picture(self, path):
+        """Of --plot."""
         if self.draw_record is None:
             raise ValueError("nobody draws it here")
         self.draw_record(self.as_json(), path)

@@ -29,6 +29,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog, **settings | more)
 
     def error(self, message, *changes):
+        """Raise Refused in place of leaving."""
         for action in self._actions:                        # a choice for a word that is missing
             if action.required and action.choices and message.endswith(f": {action.dest}"):
                 changes = [f"with {shlex.quote(str(next(iter(action.choices))))}"]
@@ -36,6 +37,7 @@ class Parser(argparse.ArgumentParser):
                         "flags)", *changes)
 
     def parse_known_args(self, args=None, namespace=None):
+        """All are to be known."""
         words = sys.argv[1:] if args is None else args
         try:
             namespace, unknown = super().parse_known_args(words, namespace)
@@ -70,6 +72,7 @@ class Parser(argparse.ArgumentParser):
             self.error(str(error), near[0])
 
     def _check_value(self, action, value):
+        """A choice that is none gets the nearest one."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:

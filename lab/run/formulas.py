@@ -29,6 +29,7 @@ States and traffic are always measured and shown, the others where a chapter nam
 """
 
 import functools
+import itertools
 import statistics
 
 import torch
@@ -76,7 +77,7 @@ def hold_checks(run, answer):
 
 def updated_parameters(run):
     """Those that the run's optimizers update."""
-    return [p for optimizer in run.optimizers for p in trained(optimizer)]
+    return list(itertools.chain(*map(trained, run.optimizers)))
 
 
 def held(run):
@@ -131,6 +132,7 @@ def first_updated(run):
 
 
 def hold_states(run, answer):
+    """Parameters, gradients and optimizer states of this rank."""
     expected = dict.fromkeys(("parameters", "gradients", "optimizer states"))
     if "parameters" in answer or answer.get("zero"):
         width = run.dtype.itemsize
@@ -332,6 +334,7 @@ def wire_bytes(seen):
 # --------------------------------------------------------------------- what explains the numbers
 
 def explain(run, answer):
+    """Notes that set the numbers beside others."""
     if "beside" in answer:
         note_beside(run, *answer["beside"])
     for instrument in run.instruments:

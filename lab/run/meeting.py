@@ -141,6 +141,7 @@ class Watch:
             self.spoken = True
 
     def is_first(self):
+        """Whether no other rank has spoken yet."""
         if rank_0_keeps_the_store() and 0 in self.ended():
             return True                                     # rather two lines than none
         try:
@@ -230,6 +231,7 @@ class Sigterm:
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self):
+        """In a thread: read the signals that have come."""
         while number := os.read(self.reads, 1):
             now = time.monotonic()
             if number[0] != signal.SIGTERM:

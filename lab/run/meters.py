@@ -57,6 +57,7 @@ class Clock:
         self.start = self.now()
 
     def now(self):
+        """This moment, as the clock has it."""
         if not self.cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -180,6 +181,7 @@ class CommMeter(TorchDispatchMode):
         return result
 
     def count(self, op, wire, namespace, args, result):
+        """Add one call. Returns its payload."""
         sizes = sizes_of((*args, result))
         # An uneven all_to_all sends its input: c10d's second argument, the functional's first.
         payload = sizes[namespace == "c10d"] if op == "all_to_all" else max(sizes)
@@ -239,6 +241,7 @@ class CommMeter(TorchDispatchMode):
         self.note_gradients()
 
     def note_gradients(self, reduced=()):
+        """Look how many bytes of gradients are alive."""
         if self.sharded:
             tensors = [x for x in tree_leaves(reduced) if torch.is_tensor(x)]
             self.reduced += [weakref.ref(tensor) for tensor in tensors]
@@ -301,6 +304,7 @@ class ActivationMeter(torch.autograd.graph.saved_tensors_hooks):
         super().__init__(self.pack, lambda tensor: tensor)
 
     def pack(self, tensor):
+        """What autograd calls when it keeps a tensor."""
         storage = storage_of(tensor)
         key, size = storage._cdata, storage.nbytes()
         if is_parameter(tensor):

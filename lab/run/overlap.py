@@ -9,6 +9,7 @@ operator sends over the seconds in which it was under way.
 """
 
 import functools
+import itertools
 
 import torch.distributed as dist
 
@@ -42,7 +43,7 @@ def both(some: list, others: list) -> list:
 
 def without(some: list, others: list) -> list:
     """The moments of one union that are not in another, as such a union."""
-    ends = [-float("inf"), *(moment for pair in others for moment in pair), float("inf")]
+    ends = [-float("inf"), *itertools.chain(*others), float("inf")]
     return both(some, [list(pair) for pair in zip(ends[::2], ends[1::2])])
 
 

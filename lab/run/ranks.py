@@ -148,6 +148,7 @@ class Ranks:
         return [process.exitcode for process in self.processes]
 
     def read(self, kind, rank):
+        """What was printed to one stream."""
         ranks = range(len(self.outputs)) if rank is None else [rank]
         paths = [Path(self.outputs[rank][kind] or "none") for rank in ranks]
         return "".join(path.read_text() for path in paths

@@ -30,7 +30,6 @@ from lab.run.meters import (
     shards_of,
 )
 from lab.run.one_gpu import BesideOneGpu
-from lab.run.rectangles import trained
 from lab.run.words import name_of_text, quantity
 
 METERED_STEP = 2        # the third step is metered, or the last if there are fewer
@@ -160,6 +159,7 @@ class Run(BesideOneGpu, Bench):
     # The steps.
 
     def batches(self, *args, **more):
+        """Yield each step's Batch, below the report's first lines."""
         for instrument in self.instruments:
             if "after_step" in more and instrument.after_step_of_one_gpu:
                 more["after_step"] = instrument.after_step_of_one_gpu
@@ -174,6 +174,7 @@ class Run(BesideOneGpu, Bench):
             yield batch
 
     def header(self):
+        """Print what is trained, and the heads of the columns."""
         args, m, own = self.args, self.args.model, strict.settings(self.args)
         precision = self.rounding
         if self.is_mixed and args.precision == "bf16":
@@ -292,7 +293,7 @@ class Run(BesideOneGpu, Bench):
             dist.all_reduce(facts, dist.ReduceOp.MAX)
         told_to_end, self.stopped = map(bool, facts.tolist())
         if not finite:
-            gradients = [p.grad for optimizer in self.optimizers for p in trained(optimizer)]
+            gradients = [p.grad for p in updated_parameters(self)]
             is_from_another = all(g.isfinite().all() for g in gradients if g is not None)
             self.not_finite = [self.step, is_from_another, self.rank,
                                f"loss {loss:.4f}, gradient norm {norm:.4f}"]
@@ -351,6 +352,7 @@ class Run(BesideOneGpu, Bench):
     # The end.
 
     def judge_and_report(self):
+        """Below the steps: what was measured, and what is wrong. Returns the exit status."""
         if not self.stopped:
             hold(self)
         if self.saver:
@@ -406,6 +408,7 @@ class Run(BesideOneGpu, Bench):
         super().draw_picture(path)
 
     def write_trace(self, path):
+        """The profile of the last step, for Perfetto."""
         path.unlink(missing_ok=True)                    # an old one would pass for the new one
         if self.profiler is None:
             raise ValueError("there was no step")

@@ -99,11 +99,15 @@ class RandomRounding(TorchDispatchMode):
 def in_other_precision(run: BesideOneGpu, rounding: str) -> BesideOneGpu:
     """A run in bf16, in float32; any other one in bf16, of which fp16 rounds an eighth."""
     is_bf16, optimizer = run.rounded == torch.bfloat16, run.optimizer
+
+    def in_its_dtype(parameters):
+        return states_as(optimizer(parameters))
+
     run = another(run)
     run.counts = 1 / 8 if rounding == "float16" else 1
     run.dtype = torch.float32 if is_bf16 else torch.bfloat16
     run.is_mixed = False
-    run.optimizer = lambda parameters: states_as(optimizer(parameters))
+    run.optimizer = in_its_dtype
     return run
 
 

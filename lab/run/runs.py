@@ -6,6 +6,7 @@ Exit status: 0, whatever the verdicts are; 2 for a file that holds no run, in a 
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -158,7 +159,7 @@ def alike_but_for_balance(run: dict) -> tuple:
 
 def largest_load(run: dict) -> float:
     """Largest over mean load of a layer in a step; the mean of it over the last steps' layers."""
-    loads = [layer for step in run["recorded"]["loads"][-LAST:] for layer in step]
+    loads = list(itertools.chain(*run["recorded"]["loads"][-LAST:]))
     return sum(max(layer) * len(layer) / sum(layer) for layer in loads) / len(loads)
 
 

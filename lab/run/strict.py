@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -105,6 +106,7 @@ def as_given(parser, argv):
 
 
 def flags_of_every_run(parser):
+    """Those of a run that trains no model, too."""
     add = parser.add_argument
     add("--json", type=output("run.json"), help="write the run as one object")
     add("--plot", type=output("figure.png"), help="draw the chapter's figure")
@@ -169,7 +171,7 @@ def input_folder(text):
 def refuse_unknown_to_variant(args, variants, given):
     """Refuse a flag that other variants have declared and this one has not."""
     declared = {name: known[1:] for name, known in variants.items() if isinstance(known, tuple)}
-    for flag in sorted({flag for known in declared.values() for flag in known}):
+    for flag in sorted(set(itertools.chain(*declared.values()))):
         dest = flag.removeprefix("--").replace("-", "_")
         knows = [name for name, known in declared.items() if flag in known]
         if args.variant not in knows and given[dest] is not None:
@@ -178,6 +180,7 @@ def refuse_unknown_to_variant(args, variants, given):
 
 
 def refuse_shapes(args):
+    """Heads that do not divide the width, or each other."""
     cfg = args.model
     if args.kv_heads and cfg.heads % cfg.kv_heads:
         raise Refused(f"--kv-heads {cfg.kv_heads} does not divide --heads = {cfg.heads}",
@@ -209,6 +212,7 @@ def refuse_vocabulary(args):
 
 
 def refuse_short(args, name, tokens):
+    """A text that is no longer than one sequence."""
     seq = args.model.seq
     if tokens <= seq:
         change = f"--seq {tokens - 1}" if tokens > 1 else "without --data"
