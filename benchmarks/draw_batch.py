@@ -28,11 +28,7 @@ import common  # noqa: E402  (after the path to it)
 from lab import chapters  # noqa: E402
 from lab.drawing import BLUE, GRAY, RED, new_figure, save  # noqa: E402
 from lab.planner import batch as planned  # noqa: E402
-from lab.run import (  # noqa: E402
-    commands,
-    noise,  # noqa: E402
-    refusals,
-)
+from lab.run import commands, refusals  # noqa: E402
 
 SHAPE = "--layers=2", "--dim=64", "--heads=4", "--kv-heads=2", "--seq=64", "--device=cpu"
 RATES = 5e-4, 1e-3, 2e-3, 4e-3
@@ -101,6 +97,7 @@ def fewest_steps(batch, loss):
 def scale_of(estimates):
     """The noise scale of these steps, and its standard error."""
     noises, signals = map(list, zip(*estimates))
+    noise = chapters.held("02")
     return noise.quotient(noises, signals), noise.error_of(noises, signals)
 
 

@@ -313,7 +313,7 @@ def read_runs(folder):
     for path in sorted(Path(folder).glob("*.json")):
         try:
             run = runs.read(path)
-            if next(runs.misfits(run), None) is None:
+            if runs.misfit(run) is None:
                 found.append(run | {"file": str(path), "written": path.stat().st_mtime})
         except (OSError, ValueError, RecursionError, TypeError):
             continue
