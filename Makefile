@@ -1,6 +1,6 @@
-# Fivefold. Each target first sets up what it needs, once (setup.mk).
+# Fivefold. Each target first sets up what it needs, once (lab/setup.mk).
 
-include setup.mk
+include lab/setup.mk
 
 .DEFAULT_GOAL := help
 .PHONY: help setup tour quick test test-all lint bench gpu faults scaling figures \
@@ -93,7 +93,7 @@ figures: $(READY)  ## 5 minutes: draw figures/ anew (ONLY="02 06")
 	@$(PYTHON) -m lab.tour --figures $(ONLY)
 
 PORT ?= 8000
-page: $(READY)  ## the course in a browser, from this machine alone (PORT=8000)
+page: $(SITE)  ## the course in a browser, from this machine alone (PORT=8000)
 	@$(PYTHON) -m lab.site --port "$(PORT)"
 
 # A Python that browsers run. npm checks what it fetches; without npm, the site stores answers alone.
@@ -103,14 +103,11 @@ $(PYODIDE):
 	@npm pack --silent --pack-destination .venv pyodide@0.29.5 >/dev/null || \
 		echo "make: npm has fetched no Pyodide" >&2
 
-site: $(READY) $(PYODIDE)  ## the same as files, which compute in the browser (OUT=folder)
+site: $(SITE) $(PYODIDE)  ## the same as files, which compute in the browser (OUT=folder)
 	@$(PYTHON) -m lab.site --out "$(or $(OUT),site)"
 
 # Playwright drives the Chromium that is installed (Debian: apt install chromium), and brings none.
-browser: $(TESTED) $(PYODIDE)
-	@$(PYTHON) -c 'import playwright' 2>/dev/null || [ -n "$(PY)" ] || \
-		if $(IS_OF_UV); then uv pip install --quiet --python .venv playwright; \
-		else $(PIP) --quiet playwright; fi
+browser: $(TESTED) $(BROWSER) $(PYODIDE)
 
 test-page: export FULL = 1
 test-page: browser  ## open every page in a headless Chromium; screenshots in runs/page/

@@ -66,7 +66,7 @@ def leads(name, target):
 
 def test_links_lead_somewhere():
     assert {"README.md", "CONTRIBUTING.md", "pages/course.md", "pages/teacher/class.md",
-            "container/README.md", "benchmarks/RESULTS.md"} <= {*documents()}
+            "benchmarks/RESULTS.md"} <= {*documents()}
     wrong = [(name, target) for name in documents() for _, target in links(name)
              if not leads(name, target)]
     assert not wrong

@@ -28,10 +28,9 @@ ROOTS = ("lab.exercises", "lab.grade", "lab.launch", "lab.pictures",
          "lab.planner.planning")
 OF_ROOMS = ("about.py", "*exercises.py", "figure.py", "held.py", "simulate.py", "oracle.py",
             "automatic.py")
-AS_THEY_ARE = "common.py", "setup.mk", "LICENSE"
+AS_THEY_ARE = "common.py", "LICENSE", "lab/setup.mk", "lab/setup.sh"
 HANDOUT = Path(__file__).with_name("handout")           # a README and a Makefile of its own
-REQUIRED = "requirements.txt", "requirements-kernels.txt"
-PAGES = "jinja2", "markdown-it", "pygments"             # what the page alone needs
+REQUIRED = "requirements.txt", "lab/requirements/kernels.txt"
 COMMENT = re.compile(r"(^|\s)#.*$")
 REPEATS = 0.75          # so much of a function's lines are in an earlier solution: it repeats that
 
@@ -82,8 +81,7 @@ def texts():
              *(ROOT / f"{name}.py" for name in chapters.NAMES)}
     found = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
     found |= {f"{chapter}.py": with_holes(chapter) for chapter in EXERCISES}
-    required = [line for name in REQUIRED for line in (ROOT / name).read_text().splitlines(True)]
-    found["requirements.txt"] = "".join(line for line in required if not line.startswith(PAGES))
+    found["requirements.txt"] = "".join((ROOT / name).read_text() for name in REQUIRED)
     found |= without_repeats({name: text for name, text in found.items()
                               if re.match(r"kernels/\w+\.py|\d\d_", name)})
     return found | {path.name: path.read_text(encoding="utf-8") for path in HANDOUT.iterdir()}

@@ -10,7 +10,7 @@ says. It must match one GPU and its formulas. So one mistake does not sink the o
 exit status is 0 if all that was asked for is right, 1 if not, 2 for a bad argument.
 
 A student's code runs with the rights of whoever calls this, so run it in a container
-(container/README.md).
+(pages/teacher/grading.md).
 """
 
 import contextlib

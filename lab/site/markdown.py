@@ -17,8 +17,7 @@ GROUPS = {              # the contents: a page by its path from pages/
                "today.md", "formats.md", "checkpoints.md", "planning.md", "museum.md",
                "sources.md", "results.md", "../benchmarks/RESULTS.md", "../CONTRIBUTING.md"),
     "The course": ("course.md", "classroom.md", "midterm.md", "notation.md"),
-    "For teachers": ("teacher/class.md", "teacher/grading.md", "../container/README.md",
-                     "teacher/answers.md")}
+    "For teachers": ("teacher/class.md", "teacher/grading.md", "teacher/answers.md")}
 BESIDE = [path for those in GROUPS.values() for path in those if path.startswith("../")]
 TITLES = {"../README.md": "Start here"}         # else its first headline
 IMAGE = re.compile(r'<p><img src="([^"]*)" alt="([^"]*)" /></p>')

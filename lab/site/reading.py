@@ -20,7 +20,7 @@ from lab.texts import SOURCES
 FILES = Path(__file__).parent / "files"
 TEXT = "text/plain; charset=utf-8"
 AS_THEY_ARE = {"fivefold.ipynb": "application/x-ipynb+json", "CITATION.cff": TEXT, "LICENSE": TEXT,
-               "slurm/fivefold.sbatch": TEXT, "slurm/restart.sbatch": TEXT}
+               "lab/deploy/fivefold.sbatch": TEXT, "lab/deploy/restart.sbatch": TEXT}
 
 
 def files_to_read():
