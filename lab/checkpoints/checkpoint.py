@@ -96,9 +96,8 @@ def state_of(optimizers, buffers):
 
 def save(folder, state, about, keep, group):
     """All ranks of `group` write a checkpoint. Sent is who holds and who writes what, no tensor."""
-    with Writer(folder, about, keep) as writer:
-        dcp.save(state, storage_writer=writer, process_group=group,
-                 planner=SavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False))
+    dcp.save(state, storage_writer=Writer(folder, about, keep), process_group=group,
+             planner=SavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False))
 
 
 class Checkpoint:

@@ -15,7 +15,7 @@ from lab.checkpoints.resuming import identity, still_to_come
 from lab.run import refusals
 from lab.run.anatomy import matrices_of_blocks, optimizer_state_bytes, tensors
 from lab.run.meters import nbytes
-from lab.run.words import name_of_text
+from lab.run.words import count, name_of_text
 
 LOG = "log.jsonl"
 
@@ -48,8 +48,8 @@ def saved_buffers(model):
 class Saver:
     """Saves a run's checkpoints while it trains, and ends it early where SIGTERM asks for that.
 
-    Of every save it knows for how many seconds the step waited (for the save before, and for a copy
-    on the CPU) and how long the write took in the background.
+    waits: seconds for which training stood still for each save (for the save before, and for a copy
+    on the CPU). writes: seconds that each took in the background.
     """
 
     def __init__(self, run):
@@ -71,11 +71,14 @@ class Saver:
             self.save(step, saved_buffers(model))
         if stop:
             self.close()
-            verdict = f"SIGTERM: saved after step {step}; --resume {self.args.save} goes on"
-            self.run.say(f"  ✗ {self.problem}" if self.problem else f"  {verdict}")
-            raise SystemExit(1 if self.problem else 0)
+            if self.problem:
+                self.run.say(f"  ✗ {self.problem}")
+                raise SystemExit(1)
+            self.run.say(f"  SIGTERM: saved after step {step}; --resume {self.args.save} goes on")
+            raise SystemExit(0)
 
     def log(self, step, loss):
+        """Add a line for this step to the log."""
         args = self.args
         line = {"step": step, "loss": loss, "time": time.time(), "chapter": args.chapter,
                 "variant": args.variant, "ranks": self.run.world}
@@ -83,7 +86,7 @@ class Saver:
             with (args.save / LOG).open("a") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            self.has(f"{args.save / LOG} is not written: {error.strerror}")
+            self.note_problem(f"{args.save / LOG} is not written: {error.strerror}")
 
     def save(self, step, buffers):
         """Copy the state, and start to write it."""
@@ -122,18 +125,19 @@ class Saver:
         except CheckpointException as error:
             rank, (why, _) = min(error.failures.items())
             why = (str(why).splitlines() or [type(why).__name__])[0]
-            self.has(f"the checkpoint of step {self.step} is not written: rank {rank}: {why}")
+            self.note_problem(f"the checkpoint of step {self.step} is not written: rank {rank}: "
+                              f"{why}")
         self.pending = None
 
-    def has(self, problem):
-        """Say it at once, and once; the last one is the run's, in its verdict, too. The last save
-        ends just before the verdict, which says it."""
+    def note_problem(self, problem):
+        """Print a problem once, and keep it for the run's verdict. The verdict follows at once if
+        the run is about to end, so then it is not printed here."""
         if problem != self.problem and not self.closing:
             self.run.say(f"  ✗ {problem}")
         self.problem = problem
 
     def close(self):
-        """The verdict follows."""
+        """Wait for the last save, just before the verdict."""
         self.closing = True
         self.wait()
         self.thread.shutdown()
@@ -146,10 +150,9 @@ class Saver:
         if run.rank == 0 and not run.skipped:
             size = checkpoint_bytes(self.args.model, self.args.optimizer, run.dtype.itemsize)
             run.check(("states", "a checkpoint"), self.bytes, size + self.buffers)
-        ms = lambda seconds: f"{1e3 * statistics.median(seconds):.1f} ms"
-        number = len(self.writes)
-        run.note(f"{number} checkpoint{'s' * (number > 1)} in {self.args.save}: training stood "
-                 f"still for {ms(self.waits)}, to copy its state (and for the save before, if that "
-                 f"was not over); the files were written in {ms(self.writes)}, while it went on "
-                 "(medians)")
+        wait, write = (1e3 * statistics.median(times) for times in (self.waits, self.writes))
+        saved = count(len(self.writes), "checkpoint")
+        run.note(f"{saved} in {self.args.save}: training stood still for {wait:.1f} ms, to copy "
+                 "its state (and for the save before, if that was not over); the files were "
+                 f"written in {write:.1f} ms, while it went on (medians)")
         run.record(checkpoints={"waits": self.waits, "writes": self.writes, "bytes": self.bytes})

@@ -17,7 +17,6 @@ import math
 import os
 import re
 import shutil
-import stat
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -25,33 +24,35 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.distributed.checkpoint import metadata as meta
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 
-FORMAT = 1
+FORMAT = 2
 INDEX = "checkpoint.json"
 DTYPES = {str(dtype).removeprefix("torch."): dtype
           for dtype in (torch.float64, torch.float32, torch.bfloat16)}
 
 
 def as_bytes(written):
+    """JSON, in the only way in which an index is written."""
     return json.dumps(written, allow_nan=False).encode()
 
 
 def crc32_of(index):
+    """The checksum of an index."""
     return zlib.crc32(as_bytes(index))
 
 
 def step_of(folder):
-    """The step after which a checkpoint of this name was saved; None: it is no such name."""
+    """The step after which a checkpoint of this name was saved, or None."""
     name = re.fullmatch(r"step-([0-9]{6,})", folder.name)
     return int(name[1]) if name else None
 
 
 def checkpoints_in(folder):
-    """The newest first. Whatever bears such a name was complete once."""
-    found = [path for path in folder.glob("step-*") if step_of(path) is not None and path.is_dir()]
-    return sorted(found, key=step_of, reverse=True)
+    """The checkpoints in a folder, the newest first. Each was complete once."""
+    folders = [path for path in folder.glob("step-*")
+               if step_of(path) is not None and path.is_dir()]
+    return sorted(folders, key=step_of, reverse=True)
 
 
 # ------------------------------------------------------------------------------------- is it whole?
@@ -61,90 +62,61 @@ class Unusable(Exception):
 
 
 def read_index(folder):
-    """The index of a checkpoint whose every byte is as it was written; raises Unusable. All that is
-    read is JSON and numbers: nothing is run, and no name in it is one of a file."""
+    """The index of a checkpoint whose every byte is as it was written; raises Unusable. Only JSON
+    and numbers are read, so nothing in it can run."""
     try:
-        if size_of(folder / INDEX) is None:
-            raise Unusable(f"has no {INDEX}")
         data = (folder / INDEX).read_bytes()
         written = json.loads(data)
         index = written["index"]
-        if type(index["format"]) is int and index["format"] > FORMAT:
+        if index["format"] != FORMAT:
             raise Unusable(f"has format {index['format']}, and this course reads {FORMAT}")
         if data != as_bytes(written) or written["crc32"] != crc32_of(index):
             raise Unusable(f"has changed bytes in {INDEX}")
-        check_fields(index)
         for name, tensor in index["tensors"].items():
-            check_chunks(folder, f"{name:.80}", tensor["shape"], DTYPES[tensor["dtype"]],
-                         tensor["chunks"])
+            check_numbers(folder, name, tensor)
         return index
     except OSError as error:
         file = Path(error.filename or folder).name
-        raise Unusable(f"cannot be read: {file:.80}: {error.strerror}") from None
-    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError):
+        raise Unusable(f"cannot be read: {file}: {error.strerror}") from None
+    except (ValueError, TypeError, LookupError, RecursionError):
         raise Unusable(f"has no {INDEX} that can be read") from None
 
 
-def size_of(path):
-    """Of a file, in bytes; None where there is none: a pipe, say, would let us wait. Raises OSError
-    where nobody may look."""
-    try:
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
-
-
-def check_fields(index):
-    """What saving.py wrote beside the tensors is of the kinds that it reads; raises others."""
-    chapter, variant, ranks = index["by"]
-    remembered = [value for numbers in index["remembered"].values() for value in numbers.values()]
-    fits = (index["format"] == FORMAT and is_count(index["step"]) and is_count(ranks)
-            and isinstance(index["run"], dict) and isinstance(index["text"], str)
-            and isinstance(index["biases"], bool)
-            and all(re.fullmatch(r"[\w.-]+", name) for name in (chapter, variant))
-            and all(type(value) in (int, float) for value in remembered))
-    if not fits:
-        raise ValueError
-
-
-def is_count(number, least=0):
-    return type(number) is int and number >= least
-
-
-def check_chunks(folder, name, shape, dtype, chunks):
-    """The rectangles of a tensor are there, unchanged, and tile it; raises Unusable and others."""
-    for offsets, sizes, rank, at, crc32 in chunks:
-        inside = [is_count(length, 1) and is_count(offset) and offset + length <= end
-                  for offset, length, end in zip(offsets, sizes, shape, strict=True)]
-        if not all([*inside, is_count(rank), is_count(at)]):
-            raise ValueError
-        size, file = math.prod(sizes) * dtype.itemsize, f"{rank}.bin"
-        if size_of(folder / file) is None:
-            raise Unusable(f"has no file {file}")
-        if size_of(folder / file) < at + size:
-            raise Unusable(f"is cut short: bytes of {name} are missing in {file}")
-        if zlib.crc32(np.memmap(folder / file, np.uint8, "r", at, size)) != crc32:
-            raise Unusable(f"has changed bytes in {file}, of {name}")
-    start = np.array([offsets for offsets, *_ in chunks]).reshape(len(chunks), -1)
-    stop = start + np.array([sizes for _, sizes, *_ in chunks]).reshape(len(chunks), -1)
-    overlap = any(((one < stop) & (start < end)).all(1).sum() > 1 for one, end in zip(start, stop))
-    if overlap or sum(math.prod(sizes) for _, sizes, *_ in chunks) != math.prod(shape):
-        raise Unusable(f"has rectangles that overlap or are missing, of {name}")
+def check_numbers(folder, name, tensor):
+    """The bytes of a tensor are all there and unchanged; raises Unusable and OSError."""
+    itemsize = DTYPES[tensor["dtype"]].itemsize
+    for _, sizes, rank, start, crc32 in tensor["chunks"]:
+        file, size = folder / f"{rank:d}.bin", math.prod(sizes) * itemsize
+        if file.stat().st_size < start + size:
+            raise Unusable(f"is cut short: bytes of {name} are missing in {file.name}")
+        if zlib.crc32(np.memmap(file, np.uint8, "r", start, size)) != crc32:
+            raise Unusable(f"has changed bytes in {file.name}, of {name}")
 
 
 # ----------------------------------------------------------------------------------- what DCP wants
 
+def done(result=None):
+    """A finished Future, which DCP wants of what is read or written."""
+    future = torch.futures.Future()
+    future.set_result(result)
+    return future
+
 
 class Storage:
-    """What DCP asks of every storage, and this one need not answer."""
+    """What DCP calls in every storage, and what is nothing here."""
 
-    def ignore(self, *args, **more):
-        pass
+    def reset(self, checkpoint_id=None):
+        """There is one checkpoint for each Writer and Reader."""
 
-    reset = set_up_storage_writer = ignore
-    prepare_local_plan = prepare_global_plan = lambda self, plan: plan
-    validate_checkpoint_id = classmethod(lambda cls, checkpoint_id: True)
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id):
+        return True
+
+    def prepare_local_plan(self, plan):
+        return plan
+
+    def prepare_global_plan(self, plans):
+        return plans
 
 
 def synced(path, data=None):
@@ -158,31 +130,23 @@ def synced(path, data=None):
 
 class Writer(Storage, StorageWriter):
     """Writes a checkpoint into a hidden folder, which gets its name at last. about: plain data for
-    the index. keep: so many of the newest stay. Entered around a save, it removes that folder if
-    the save has failed."""
+    the index. keep: so many of the newest stay."""
 
     def __init__(self, folder, about, keep):
-        self.folder, self.about, self.keep, self.made_it = folder, about, keep, False
-        self.aside = folder.with_name(f".{folder.name}")
+        self.folder, self.about, self.keep = folder, about, keep
+        self.hidden = folder.with_name(f".{folder.name}")
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, *more):
-        # CheckpointException: every rank has said that it is done. After any other error, one may
-        # still be writing. On rank 0 alone, and not what another run has made.
-        if self.made_it and kind is CheckpointException:
-            shutil.rmtree(self.aside, ignore_errors=True)
+    def set_up_storage_writer(self, *args, **more):
+        pass
 
     def prepare_global_plan(self, plans):               # on rank 0, before anybody writes
-        for left in self.folder.parent.glob(".step-[0-9]*"):        # by a run before, when killed
-            shutil.rmtree(left, ignore_errors=True)
-        self.aside.mkdir(parents=True)
-        self.made_it = True
+        for unfinished in self.folder.parent.glob(".step-[0-9]*"):      # of a save that has failed
+            shutil.rmtree(unfinished, ignore_errors=True)
+        self.hidden.mkdir(parents=True)
         return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
-    def write_data(self, plan, planner):
-        results, at, path = [], 0, self.aside / f"{plan.storage_data}.bin"
+    def write_data(self, plan, planner):                # on each rank
+        results, at, path = [], 0, self.hidden / f"{plan.storage_data}.bin"
         with path.open("xb") as file:
             for item in plan.items:
                 part = planner.resolve_data(item).contiguous()
@@ -191,23 +155,21 @@ class Writer(Storage, StorageWriter):
                 results.append(WriteResult(item.index, len(data), where))
                 at += file.write(data)
         synced(path)
-        done = torch.futures.Future()
-        done.set_result(results)
-        return done
+        return done(results)
 
     def finish(self, metadata, results):                # on rank 0, once all have written
-        tensors = {}
-        where = {result.index: result.storage_data for of_rank in results for result in of_rank}
+        where, tensors = {}, {}
+        for of_rank in results:
+            where |= {result.index: result.storage_data for result in of_rank}
         for name, tensor in metadata.state_dict_metadata.items():
             chunks = [[chunk.offsets, chunk.sizes, *where[meta.MetadataIndex(name, chunk.offsets)]]
                       for chunk in tensor.chunks]
             dtype = str(tensor.properties.dtype).removeprefix("torch.")
             tensors[name] = {"dtype": dtype, "shape": tensor.size, "chunks": chunks}
         index = {"format": FORMAT, **self.about, "tensors": tensors}
-        written = {"index": index, "crc32": crc32_of(index)}
-        synced(self.aside / INDEX, as_bytes(written))
-        synced(self.aside)
-        self.aside.rename(self.folder)
+        synced(self.hidden / INDEX, as_bytes({"index": index, "crc32": crc32_of(index)}))
+        synced(self.hidden)
+        self.hidden.rename(self.folder)
         synced(self.folder.parent)
         for old in checkpoints_in(self.folder.parent)[self.keep:]:
             with contextlib.suppress(OSError):          # what matters is written
@@ -215,25 +177,26 @@ class Writer(Storage, StorageWriter):
 
 
 class Reader(Storage, StorageReader):
-    """Reads what a checkpoint's index, which has been checked, says."""
+    """Reads what a checkpoint's index, which has been checked, says. Its files stay open, so they
+    can be read even after a newer checkpoint has replaced them."""
 
     def __init__(self, folder, index):
         self.folder, self.tensors, self.where, self.files = folder, {}, {}, {}
         for name, tensor in index["tensors"].items():
             dtype, chunks = DTYPES[tensor["dtype"]], []
             for offsets, sizes, rank, at, _ in tensor["chunks"]:
-                chunks.append(meta.ChunkStorageMetadata(*map(torch.Size, (offsets, sizes))))
+                chunks.append(meta.ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
                 self.where[meta.MetadataIndex(name, offsets)] = rank, at, sizes, dtype
-                if rank not in self.files:              # stays readable when its name is gone
+                if rank not in self.files:
                     self.files[rank] = np.memmap(folder / f"{rank}.bin", np.uint8, "r")
-            properties = meta.TensorProperties(dtype)
-            self.tensors[name] = meta.TensorStorageMetadata(properties, torch.Size(tensor["shape"]),
-                                                            chunks)
+            self.tensors[name] = meta.TensorStorageMetadata(
+                meta.TensorProperties(dtype), torch.Size(tensor["shape"]), chunks)
+
+    def set_up_storage_reader(self, *args, **more):
+        pass
 
     def read_metadata(self):
         return meta.Metadata(self.tensors)
-
-    set_up_storage_reader = Storage.ignore
 
     def read_data(self, plan, planner):
         for item in plan.items:
@@ -244,6 +207,4 @@ class Reader(Storage, StorageReader):
             for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths)):
                 part = part.narrow(dim, offset, length)
             planner.resolve_tensor(item).copy_(part)
-        done = torch.futures.Future()
-        done.set_result(None)
-        return done
+        return done()

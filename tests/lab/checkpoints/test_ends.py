@@ -27,12 +27,6 @@ def sigterm():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def handlers():
-    other = signal.set_wakeup_fd(-1)
-    signal.set_wakeup_fd(other)
-    return signal.getsignal(signal.SIGTERM), other
-
-
 @pytest.mark.parametrize("who", sample([[1], [0], [0, 1]]))
 def test_sigterm_saves_and_ends(ranks, tmp_path, who):
     flags = "--steps=9", f"--save={tmp_path}"
@@ -46,17 +40,6 @@ def test_sigterm_saves_and_ends(ranks, tmp_path, who):
     assert ranks(2)(status_of, QUICK, unbroken)[0][0] == 0
     last = "step-000009"
     assert tensors(tmp_path / last) == tensors(tmp_path / "unbroken" / last)
-
-
-def test_handlers_are_put_back_when_a_run_fails(run_chapter, monkeypatch):
-    def fail():
-        raise ZeroDivisionError
-
-    before = handlers()
-    monkeypatch.setattr(*at(1, [0], fail))
-    with pytest.raises(ZeroDivisionError):
-        run_chapter(QUICK, *SMALL, "--save=saved")
-    assert handlers() == before
 
 
 class NotFinite:
@@ -137,20 +120,6 @@ def test_a_rank_that_hangs_is_named(start, tmp_path, name, rank):
     assert ranks.wait() == [1, 1]
     said = f"error: step 3: rank {rank} did not answer within 5 s\n"
     assert ranks.err() == ranks.err(other) == said
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", [QUICK, "07_pipeline_parallel"])
-def test_a_rank_that_is_stopped_is_named(start, name):
-    """It keeps the store. The other one waits in a collective, or for its message."""
-    ranks = start(CHAPTERS / f"{name}.py", *LONG, "--timeout=30", world=2)
-    ranks.until("     5 ")
-    ranks.send(signal.SIGSTOP, 0)
-    ranks.processes[1].join(100)
-    said = ranks.err()
-    assert ranks.processes[1].exitcode == 1
-    assert re.search(r"^error: step \d+: rank 0 did not answer within 30 s$", said, re.M), said
-    assert "Traceback" not in said and "gloo" not in said, said
 
 
 # The clock that Sigterm reads when a signal has come.
