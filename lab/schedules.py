@@ -3,14 +3,12 @@
     python -m lab.schedules 1f1b --ranks 4 --micro-batches 8
     python -m lab.schedules auto --ranks 4 --micro-batches 8 --memory 6 --times 10,12,8
     torchrun --nproc_per_node=4 -m lab.schedules zb-h1 --sleep 10
-    torchrun --nproc_per_node=4 -m lab.schedules 1f1b --sleep 10 --slow 2=15
 
 The first command draws the schedule as text, and counts from its lists what the closed forms say.
 The second one searches for the best order of F, B and W, if they take so long and a stage has
-memory for so many micro-batches. The third one executes a schedule with stages that sleep in each
-F, B and W. That needs no cores, so a step takes as long as simulated, and
-messages. In the fourth one stage 2 is a straggler, which takes 15 ms where the others take 10: the
-step is compared with that of even stages.
+memory for so many micro-batches (chapters/07/automatic.py). The third one executes a schedule with
+stages that sleep in each F, B and W. That needs no cores, so a step takes as long as simulated, and
+messages.
 """
 
 import contextlib
@@ -38,18 +36,13 @@ STEPS, WITHIN = 5, 0.3  # the best of so many steps may take longer than simulat
 
 # ----------------------------------------------------------------------------- in simulated time
 
-def simulate(schedule, F=1, B=1, W=1, as_one=False, slow=None):
+def simulate(schedule, F=1, B=1, W=1, as_one=False):
     """{action: (start, end)}, if each starts once its rank is free and what it needs is there.
 
-    F, B, W: how long each takes; BW takes B + W. slow: {stage: how long each of its F, B and W
-    takes instead}. as_one: an F and the BW of another stage right after it start and end together
-    (F&B). Raises ValueError if ranks wait for each other.
+    F, B, W: how long each takes; BW takes B + W. as_one: an F and the BW of another stage right
+    after it start and end together (F&B). Raises ValueError if ranks wait for each other.
     """
-    def cost(action):
-        times = dict.fromkeys("FBW", slow[action.stage]) if action.stage in slow else usual
-        return sum(times[kind] for kind in action.kind)         # of BW: both
-
-    usual, slow = {"F": F, "B": B, "W": W}, slow or {}
+    seconds = {"F": F, "B": B, "W": W, "BW": B + W}
     left, free = [list(actions) for actions in schedule.actions], [0] * len(schedule.actions)
     span, done = {}, {}                                 # done: when each output is there
     while any(left):
@@ -61,7 +54,7 @@ def simulate(schedule, F=1, B=1, W=1, as_one=False, slow=None):
                 if any(need not in done for need in needs):
                     break
                 start = max([free[rank], *(done[need] for need in needs)])
-                free[rank] = start + sum(map(cost, unit))
+                free[rank] = start + sum(seconds[action.kind] for action in unit)
                 for action in unit:
                     done[action.output], span[action] = free[rank], (start, free[rank])
                 del actions[:len(unit)]
@@ -89,9 +82,9 @@ def simulated_bubble(schedule, variant, F=1, B=1, W=1):
     return max(ratios)
 
 
-def timetable(schedule, F=1, B=1, W=1, slow=None):
+def timetable(schedule, F=1, B=1, W=1):
     """For each rank [kind, stage, micro-batch, start, end] of its actions, as pictures want it."""
-    span = simulate(schedule, F, B, W, slow=slow)
+    span = simulate(schedule, F, B, W)
     return [[[*action, *span[action]] for action in actions] for actions in schedule.actions]
 
 
@@ -202,33 +195,33 @@ def costs(chapter, args, schedule):
 
 
 def automatic_schedule(chapter, args):
-    """The Schedule that a search finds, and a line that says among what."""
-    p, m, memory = args.ranks, args.micro_batches, min(args.memory, args.micro_batches)
-    automatic = chapters.room("07", "automatic")
-    orders, of_all = automatic.search(p, m, memory, args.times)
-    actions = [[chapter.Action(kind, rank, order[:place].count(kind))
-                for place, kind in enumerate(order)] for rank, order in enumerate(orders)]
-    among = f"all {of_all:,}" if of_all else f"{len(automatic.SETTINGS)} that a rule builds"
-    return chapter.Schedule(actions, list(range(p)), p), f"auto: the best of {among}"
+    """The Schedule of the least idle time among those that a rule builds."""
+    p, m, schedules = args.ranks, args.micro_batches, []
+    for orders in chapters.room("07", "automatic").build_all(p, m, min(args.memory, m), args.times):
+        actions = [[chapter.Action(kind, rank, order[:place].count(kind))
+                    for place, kind in enumerate(order)] for rank, order in enumerate(orders)]
+        schedules.append(chapter.Schedule(actions, list(range(p)), p))
+    return min(schedules, key=lambda schedule: bubbles(schedule, **args.times))
 
 
 def bubbles(schedule, **times):
     """The longest idle time of a rank over its work: between its own first and last action, and
-    until the last rank ends."""
+    until the last rank ends. The first counts if no rank waits for the others when it updates."""
     span = simulate(schedule, **times)
     own = max(span[actions[-1]][1] - span[actions[0]][0] for actions in schedule.actions)
     work = sum(end - start for action, (start, end) in span.items() if action.stage == 0)
     return own / work - 1, max(end for _, end in span.values()) / work - 1
 
 
-def beside_others(chapter, args, schedule):
+def compare_with_fixed(chapter, args, schedule):
     """Rows of what a search has found, and of the schedules that know no times: a name, micro-
     batches alive at the most, and both bubbles."""
-    names = ("1f1b", "zb-h1", "zb-h2")
-    made = {"auto": schedule} | {name: chapter.make_schedule(name, args.ranks, args.micro_batches)
-                                 for name in names}
-    alive = lambda one: max(max(chapter.alive_over_time(actions)) for actions in one.actions)
-    return [(name, alive(one), *bubbles(one, **args.times)) for name, one in made.items()]
+    made = {"auto": schedule}
+    for name in ("1f1b", "zb-h1", "zb-h2"):
+        made[name] = chapter.make_schedule(name, args.ranks, args.micro_batches)
+    for name, one in made.items():
+        alive = max(max(chapter.alive_over_time(actions)) for actions in one.actions)
+        yield name, alive, *bubbles(one, **args.times)
 
 
 # ----------------------------------------------------------------------------------- in real time
@@ -256,48 +249,40 @@ class SleepingStage:
 
 def sleep_through(chapter, args, schedule):
     """Execute the schedule on as many ranks, with stages that sleep for args.sleep milliseconds in
-    each F, B and W, or for what args.slow says. Where others keep the machine busy, the best of
-    five steps counts.
+    each F, B and W. Where others keep the machine busy, the best of five steps counts.
 
-    Returns the milliseconds of the longest rank; for each rank [kind, stage, micro-batch, start,
-    end in seconds] of its actions; and, if a stage is slow, the milliseconds with even stages.
+    Returns the milliseconds of the longest rank, and for each rank [kind, stage, micro-batch,
+    start, end in seconds] of its actions.
     """
     rank, world = environment("RANK", 0), environment("WORLD_SIZE", 1)
     device = common.join_ranks(args, rank)
     out = torch.zeros(1, 128, 128, device=device)       # what goes from stage to stage
     programs = chapter.make_programs(schedule)
     check_rendezvous(programs, schedule.needs)
-    empty = functools.partial(torch.empty_like, out)
-
-    def best_step(slow):
-        """Milliseconds, and this rank's actions."""
-        stages = {stage: SleepingStage(slow.get(stage, args.sleep) / 1e3, out)
-                  for stage, owner in enumerate(schedule.ranks) if owner == rank}
-        best, actions, expected = math.inf, [], milliseconds(args, schedule, slow)
-        for _ in range(STEPS):
-            seen = []
-            dist.barrier()
-            start = now(device)
-            chapter.execute(programs[rank], stages, dist.group.WORLD, empty,
-                            functools.partial(watch, seen, start, device),
-                            [(out, out)] * args.micro_batches, 1)
-            taken = torch.tensor(1e3 * (now(device) - start), device=device)
-            dist.all_reduce(taken, dist.ReduceOp.MAX)
-            if taken.item() < best:
-                best, actions = taken.item(), seen
-            if best <= (1 + WITHIN) * expected:
-                break
-        return round(best), actions
-
-    measured, actions = best_step(args.slow)
-    even = best_step({})[0] if args.slow else None
-    everyones = [None] * world
-    dist.all_gather_object(everyones, actions)
+    stages = {stage: SleepingStage(args.sleep / 1e3, out)
+              for stage, owner in enumerate(schedule.ranks) if owner == rank}
+    best, best_actions, everyones = math.inf, [], [None] * world
+    for _ in range(STEPS):
+        actions = []
+        dist.barrier()
+        start = now(device)
+        chapter.execute(programs[rank], stages, dist.group.WORLD,
+                        functools.partial(torch.empty_like, out),
+                        functools.partial(watch, actions, start, device),
+                        [(out, out)] * args.micro_batches, 1)
+        taken = torch.tensor(1e3 * (now(device) - start), device=device)
+        dist.all_reduce(taken, dist.ReduceOp.MAX)
+        if taken.item() < best:
+            best, best_actions = taken.item(), actions
+        if best <= (1 + WITHIN) * milliseconds(args, schedule):
+            break
+    dist.all_gather_object(everyones, best_actions)
     dist.destroy_process_group()
-    return measured, everyones, even
+    return round(best), everyones
 
 
 def now(device):
+    """Seconds, once the device has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -311,31 +296,10 @@ def watch(seen, since, device, action, *kept):
     seen.append([*action, start, now(device) - since])
 
 
-def milliseconds(args, schedule, slow):
-    """Of a step, simulated."""
-    span = simulate(schedule, args.sleep, args.sleep, args.sleep, slow=slow)
+def milliseconds(args, schedule):
+    """Of a step of sleeping stages, simulated."""
+    span = simulate(schedule, args.sleep, args.sleep, args.sleep)
     return max(end for _, end in span.values())
-
-
-def milliseconds_by_formula(args):
-    """The same in closed form, of naive and of afab with any stages, and of 1f1b with one that is
-    slow; or else None.
-
-    The slowest stage sets the pace: m times its F, B and W. Once, a micro-batch passes the others.
-    In 1f1b a slow stage does something else meanwhile: F's of later micro-batches while the first
-    one is in the stages after it and, at the end, B's and W's of earlier ones.
-    """
-    p, m, even, slow = args.ranks, args.micro_batches, args.sleep, args.slow
-    stages = [slow.get(stage, even) for stage in range(p)]
-    if args.schedule == "naive":
-        return 3 * m * sum(stages)
-    if args.schedule == "afab":
-        return 3 * (sum(stages) + (m - 1) * max(stages))
-    if args.schedule == "1f1b" and len(slow) == 1 and max(stages) in slow.values() and m >= p:
-        [(stage, longest)] = slow.items()
-        waits = max(0, 3 * even - longest) + max(0, 3 * even - 2 * longest)
-        return 3 * stage * even + 3 * m * longest + (p - 1 - stage) * waits
-    return None
 
 
 # -------------------------------------------------------------------------------- the command line
@@ -347,16 +311,6 @@ def three_times(text):
         if all(1 <= time < 100 for time in times.values()):
             return times
     raise Refused(f"{text or repr(text)} is not F,B,W, whole numbers in [1, 100)", "10,12,8")
-
-
-def slow_stage(text):
-    """An argparse type: "2=15" to (2, 15). Raises Refused."""
-    with contextlib.suppress(ValueError):
-        stage, ms = map(int, text.split("="))
-        if stage >= 0 and 1 <= ms < 10_000:
-            return stage, ms
-    raise Refused(f"{text or repr(text)} is no STAGE=MS, whole numbers, of ms in [1, 10000)",
-                  "0=15")
 
 
 def parse(chapter, argv):
@@ -374,11 +328,6 @@ def parse(chapter, argv):
     add("--recompute", choices=("none", "full"), default="none", help="full: B computes F again")
     add("--sleep", type=commands.number(int, 1, 10_000, 10), metavar="MS",
         help="under torchrun: execute it with stages that sleep in each F, B and W")
-    add("--slow", type=slow_stage, metavar="STAGE=MS", action="append", default=[],
-        help="with --sleep: so long in each F, B and W of this stage, a straggler; may be given "
-             "again for another. Stage 0 begins with the embedding, and lies on rank 0; the next "
-             "ones lie on the next ranks, and again from rank 0 on (dualpipe's and dualpipe-v's: "
-             "back from the last rank)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--json", type=commands.output("run.json"), help="with --sleep: write when each action ran")
     args = parser.parse_args(argv)
@@ -387,7 +336,7 @@ def parse(chapter, argv):
 
 
 def refuse_misfits(chapter, args):
-    """Refuse what does not fit together; fill in args.ranks, args.chunks and args.slow."""
+    """Refuse what does not fit together; fill in args.ranks and args.chunks."""
     name, world = args.schedule, environment("WORLD_SIZE", 0)
     if name != "interleaved" and (args.chunks or args.breadth_first):
         flag = "--chunks" if args.chunks else "--breadth-first"
@@ -407,9 +356,6 @@ def refuse_misfits(chapter, args):
                       "without --recompute")
     if args.json and not args.sleep:
         raise Refused(f"--json {args.json} means nothing without --sleep", "--sleep 10")
-    if args.slow and not args.sleep:
-        stage, ms = args.slow[-1]
-        raise Refused(f"--slow {stage}={ms} means nothing without --sleep", "--sleep 10")
     m, in_turn = args.micro_batches, p if name == "naive" else 1
     if p * (p + m * args.chunks * in_turn) > MOST:
         raise Refused(f"--micro-batches {m} on {p} ranks is too much to draw",
@@ -420,12 +366,6 @@ def refuse_misfits(chapter, args):
     if fits != m:
         raise Refused(f"{name} on {p} ranks does not take {m} micro-batches",
                       f"--micro-batches {fits}")
-    stages = p * (2 if name.startswith("dualpipe") else args.chunks)
-    for stage, ms in args.slow:
-        if stage >= stages:
-            raise Refused(f"--slow {stage}={ms}: {name} on {p} ranks has stages 0 to {stages - 1}",
-                          f"--slow {stages - 1}={ms}")
-    args.slow = dict(args.slow)
 
 
 def refuse_search(args):
@@ -447,61 +387,51 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     args = refusals.accepted(functools.partial(parse, chapter), argv)
     if args.schedule == "auto":
-        schedule, found = automatic_schedule(chapter, args)
+        schedule = automatic_schedule(chapter, args)
     else:
         schedule = chapter.make_schedule(args.schedule, args.ranks, args.micro_batches, args.chunks,
                                          args.breadth_first)
     if args.sleep:
-        return report_sleep(args, schedule, *sleep_through(chapter, args, schedule))
+        measured, asleep = sleep_through(chapter, args, schedule)
+        return report_sleep(args, schedule, measured, asleep) if environment("RANK", 0) == 0 else 0
+    if environment("RANK", 0) == 0:
+        print_costs(chapter, args, schedule)
+    return 0
+
+
+def print_costs(chapter, args, schedule):
+    """The drawing, and below it what the schedule costs."""
     if args.schedule == "auto":
+        settings = chapters.room("07", "automatic").SETTINGS
         print(drawing(schedule, **args.times))
-        print(f"\n{found}\nbubble over work   alive   of a rank   of the step")
-        for name, alive, own, step in beside_others(chapter, args, schedule):
+        print(f"\nauto: the best of {len(settings)} that a rule builds")
+        print("bubble over work   alive   of a rank   of the step")
+        for name, alive, own, step in compare_with_fixed(chapter, args, schedule):
             print(f"    {name:<14}{alive:>6}{own:>12.4f}{step:>14.4f}")
-    elif environment("RANK", 0) == 0:
+    else:
         print(drawing(schedule, args.recompute == "full", **chapter.times(args.recompute)))
         print(f"\n{'':<34}from the lists / by the closed form")
         for what, computed, formula in costs(chapter, args, schedule):
             print(f"{what:<34}{computed} / {formula}")
-    return 0
 
 
-def report_sleep(args, schedule, measured, asleep, even=None):
+def report_sleep(args, schedule, measured, asleep):
     """Print what was measured beside what was simulated, and write it. Returns the exit status."""
-    if environment("RANK", 0) > 0:
-        return 0
-    expected = milliseconds(args, schedule, args.slow)
+    expected = milliseconds(args, schedule)
     ok = measured <= (1 + WITHIN) * expected
-    checks = [as_check(("time", "a step of sleeping stages", "simulated"), measured, expected, ok)]
-    others = "".join(f"; {ms} ms in stage {stage}" for stage, ms in args.slow.items())
+    check = as_check(("time", "a step of sleeping stages", "simulated"), measured, expected, ok)
     print(f"{args.schedule} on {args.ranks} ranks, {args.micro_batches} micro-batches, stages that "
-          f"sleep for {args.sleep} ms in each F, B and W{others}:\n"
+          f"sleep for {args.sleep} ms in each F, B and W:\n"
           f"a step takes {measured} ms, simulated {expected} ms   {'✓' if ok else '✗'}")
-    if args.slow:
-        checks.append(check_ratio(args, schedule, measured, expected, even))
     if args.json:
-        times = {stage: ms / args.sleep for stage, ms in args.slow.items()}
         config = {key: value for key, value in vars(args).items() if key != "json"}
-        config["slow"] = " ".join(f"{stage}={ms}" for stage, ms in args.slow.items())
         record = {"chapter": CHAPTER, "variant": args.schedule, "world_size": args.ranks,
                   "device": "cuda" if common.on_cuda(args) else "cpu", "config": config,
-                  "checks": checks, "problems": [],
-                  "recorded": {"simulated": timetable(schedule, slow=times), "asleep": asleep}}
+                  "checks": [check], "problems": [],
+                  "recorded": {"simulated": timetable(schedule), "asleep": asleep}}
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(record, indent=1) + "\n")
-    return 0 if all(check["ok"] for check in checks) else 1
-
-
-def check_ratio(args, schedule, measured, expected, even):
-    """Print what slow stages cost: a step's time over that with even stages, as measured and as
-    simulated, beside the closed form. Returns its check, which fails if the last two differ."""
-    formula, of_even = milliseconds_by_formula(args), milliseconds(args, schedule, {})
-    ratios = [measured / even, expected / of_even, (formula or 0) / of_even]
-    by_formula = "no closed form" if formula is None else f"by the closed form {ratios[2]:.3f}"
-    ok = formula in (None, expected) and ratios[0] <= (1 + WITHIN) * ratios[1]
-    print(f"times that with even stages ({even} ms): {ratios[0]:.3f}, simulated {ratios[1]:.3f}, "
-          f"{by_formula}   {'✓' if ok else '✗'}")
-    return as_check(("time", "a step over one of even stages", "simulated"), *ratios[:2], ok)
+    return 0 if ok else 1
 
 
 if __name__ == "__main__":

@@ -133,9 +133,10 @@ def bits_of_a_search(p, m, memory):
     """Like `same_bits`, of a schedule that a search has found."""
     seven = chapter(SEVEN)
     args = SimpleNamespace(ranks=p, micro_batches=m, memory=memory, times=dict(F=2, B=3, W=1))
-    found, _ = automatic_schedule(seven, args)
-    with mock.patch.object(seven, "make_schedule", lambda *args: found):
-        return same_bits("zb-h1", m, 1), max(map(max, map(seven.alive_over_time, found.actions)))
+    schedule = automatic_schedule(seven, args)
+    alive = max(max(seven.alive_over_time(actions)) for actions in schedule.actions)
+    with mock.patch.object(seven, "make_schedule", lambda *args: schedule):
+        return same_bits("zb-h1", m, 1), alive
 
 
 def test_what_a_search_finds_trains_bit_for_bit(ranks):

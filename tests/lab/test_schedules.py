@@ -9,10 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from lab import chapters, schedules
+from lab import schedules
 from tests.conftest import chapter, sample
-
-automatic = chapters.room("07", "automatic")
 
 
 def run(capsys, *flags):
@@ -55,16 +53,38 @@ def test_a_drawing_has_every_unit_of_time(variant):
 # ------------------------------------------------------------------------------------ the search
 
 
+def every_order(m, memory):
+    """All orders of m F, B and W in which a B follows its F, a W its B, and no more than `memory`
+    micro-batches are alive."""
+    for order in set(itertools.permutations("FBW" * m)):
+        f = b = w = 0
+        for kind in order:
+            f, b, w = f + (kind == "F"), b + (kind == "B"), w + (kind == "W")
+            if not w <= b <= f <= w + memory:
+                break
+        else:
+            yield order
+
+
+def bubbles_of(orders, times):
+    """Of an order for each rank; None: ranks wait for each other."""
+    seven = chapter(schedules.CHAPTER)
+    actions = [[seven.Action(kind, rank, order[:place].count(kind))
+                for place, kind in enumerate(order)] for rank, order in enumerate(orders)]
+    with contextlib.suppress(ValueError):
+        return schedules.bubbles(seven.Schedule(actions, list(range(len(orders))), len(orders)),
+                                 **times)
+
+
 @pytest.mark.parametrize(("p", "m", "memory", "times"), sample([
-    (3, 2, 2, (3, 4, 2)), (2, 3, 3, (10, 12, 8)), (2, 4, 2, (5, 7, 4)), (3, 3, 2, (1, 2, 1)),
-    *((3, 3, 3, times) for times in itertools.product((1, 2, 3), repeat=3))], size=2))
+    (3, 2, 2, (3, 4, 2)), (2, 3, 3, (10, 12, 8)), (3, 2, 1, (1, 2, 1)), (2, 3, 2, (5, 7, 4)),
+    *((2, 3, 3, times) for times in itertools.product((1, 2, 3), repeat=3))], size=2))
 def test_the_rule_finds_what_the_best_of_all_orders_costs(p, m, memory, times):
-    times = dict(zip("FBW", times))
-    every = [automatic.cost(list(orders), times)
-             for orders in itertools.product(automatic.every_order(m, memory), repeat=p)]
-    best = automatic.best_built(p, m, memory, times)
-    assert automatic.cost(best, times) == min(filter(None, every))
-    assert len(set(filter(None, every))) > 2  # others are worse
+    args = SimpleNamespace(ranks=p, micro_batches=m, memory=memory, times=dict(zip("FBW", times)))
+    found = schedules.automatic_schedule(chapter(schedules.CHAPTER), args)
+    every = {bubbles_of(orders, args.times)
+             for orders in itertools.product([*every_order(m, memory)], repeat=p)} - {None}
+    assert schedules.bubbles(found, **args.times) == min(every) and len(every) > 1
 
 
 # -------------------------------------------------------------------------------------- refusals
@@ -75,68 +95,47 @@ def test_the_rule_finds_what_the_best_of_all_orders_costs(p, m, memory, times):
     (0, "interleaved --ranks=4 --micro-batches=6", "--micro-batches 8"),
     (0, "auto --ranks=16 --micro-batches=64", "--micro-batches 8"),
     (0, "1f1b --memory=3", "without --memory"), (0, "auto --times=1,2", "--times 10,12,8"),
-    (2, "1f1b --ranks=4", "--nproc_per_node 4"), (4, "1f1b --slow=2=15", "--sleep 10"),
-    (2, "interleaved --chunks=3 --sleep=10 --slow=6=15", "--slow 5=15")])  # fmt: skip
+    (2, "1f1b --ranks=4", "--nproc_per_node 4")])  # fmt: skip
 def test_a_bad_argument_costs_one_line(capsys, monkeypatch, world, flags, works):
     if world:
         monkeypatch.setenv("WORLD_SIZE", str(world))
     status, output, line = run(capsys, *flags.split())
     assert (status, output, line.count("\n")) == (2, "", 1)
-    assert line.startswith("error: ")
-    assert line.endswith(f"; {works} would work\n")
+    assert line.startswith("error: ") and line.endswith(f"; {works} would work\n")
 
 
 # ------------------------------------------------------------------------------- stages that sleep
 
 
-@pytest.mark.parametrize("name", ["naive", "afab", "1f1b"])
-def test_the_closed_form_of_a_step_with_slow_stages_is_simulated(name):
-    """For a stage that is hardly slow, for one that everybody waits for, and for several."""
-    makes, known = chapter(schedules.CHAPTER).make_schedule, 0
-    for p, m in ((1, 1), (2, 2), (3, 8), (4, 9)):
-        slow = [{stage: ms} for stage in range(p) for ms in (10, 11, 15, 20, 29, 50)]
-        for stages in [{}, *slow, {0: 15, p - 1: 17}]:
-            args = SimpleNamespace(schedule=name, ranks=p, micro_batches=m, sleep=10, slow=stages)
-            formula = schedules.milliseconds_by_formula(args)
-            if formula is not None:
-                assert formula == schedules.milliseconds(args, makes(name, p, m), stages), args
-                known += 1
-    assert known == sum(6 * p + 2 for p in (1, 2, 3, 4)) - (name == "1f1b") * 7
-
-
-def sleep_through(variant, flags, folder):
+def sleep_through(variant, folder):
     """On a rank of the pool: status, output, and on rank 0 the JSON."""
     path, output = folder / "run.json", io.StringIO()
     with contextlib.redirect_stdout(output):
         status = schedules.main([variant, "--sleep=20", f"--json={path}", "--device=cpu",
-                                 "--micro-batches=4", *flags])
+                                 "--micro-batches=4"])
     assert not dist.is_initialized()
     return status, output.getvalue(), json.loads(path.read_text()) if output.getvalue() else None
 
 
-@pytest.mark.parametrize(("variant", "world", "slow"), sample([
-    ("dualpipe-v", 2, {0: 30, 3: 30}), ("1f1b", 4, {1: 40}), ("1f1b", 4, {})]))
-def test_stages_sleep_in_the_order_of_their_schedule(ranks, tmp_path, variant, world, slow):
-    """Each for its own time, or longer on a busy machine: so no upper limit is tested here. That
-    ranks work at the same time is seen in what they did meanwhile."""
-    flags = [f"--slow={stage}={ms}" for stage, ms in slow.items()]
-    (status, output, record), *others = ranks(world)(sleep_through, variant, flags, tmp_path)
+@pytest.mark.parametrize(("variant", "world"), sample([("dualpipe-v", 2), ("1f1b", 4)]))
+def test_stages_sleep_in_the_order_of_their_schedule(ranks, tmp_path, variant, world):
+    """Each for its time, or longer on a busy machine: so no upper limit is tested here. That ranks
+    work at the same time is seen in what they did meanwhile."""
+    (status, output, record), *others = ranks(world)(sleep_through, variant, tmp_path)
     assert others == [(0, "", None)] * (world - 1)
-    step, *ratio = record["checks"]
-    assert status == int(not all(check["ok"] for check in record["checks"])), output
+    [step] = record["checks"]
+    assert status == int(not step["ok"]), output
 
-    schedule = chapter(schedules.CHAPTER).make_schedule(variant, world, 4)
-    table = schedules.timetable(schedule, slow={stage: ms / 20 for stage, ms in slow.items()})
-    units = max(end for of_rank in table for *_, end in of_rank)
+    table = schedules.timetable(chapter(schedules.CHAPTER).make_schedule(variant, world, 4))
+    units = max(actions[-1][-1] for actions in table)
     assert record["recorded"]["simulated"] == [[list(action) for action in of] for of in table]
     assert step["expected"] == 20 * units <= step["measured"]
-    assert len(ratio) == bool(slow)
 
     asleep = record["recorded"]["asleep"]
     assert [[action[:3] for action in of] for of in asleep] == [
         [list(action[:3]) for action in of] for of in table]
-    for kind, stage, _, start, end in itertools.chain(*asleep):
-        assert 1e3 * (end - start) >= slow.get(stage, 20) * len(kind)
-    spans = [(start, end) for *_, start, end in asleep[0]]
-    assert any(start < other_end and other_start < end for start, end in spans
-               for *_, other_start, other_end in asleep[1])
+    for kind, *_, start, end in itertools.chain(*asleep):
+        assert 1e3 * (end - start) >= 20 * len(kind)
+    spans = [[(start, end) for *_, start, end in of] for of in asleep[:2]]
+    assert any(start < other_end and other_start < end for start, end in spans[0]
+               for other_start, other_end in spans[1])

@@ -24,8 +24,8 @@ def draw(runs):
     for other in known:                                 # lab.schedules has slept through the same
         same = other["recorded"]["simulated"] == run["recorded"]["simulated"]
         if "asleep" in other["recorded"] and same:
-            asleep, slow = {"asleep": other["recorded"]["asleep"]}, other["config"].get("slow")
-            sleep = f"{other['config']['sleep']} ms" + f", but in stage {slow} ms" * bool(slow)
+            asleep = {"asleep": other["recorded"]["asleep"]}
+            sleep = f"{other['config']['sleep']} ms"
             run = run | {"recorded": run["recorded"] | asleep, "sleep": sleep}
     shown = [of for of in ("simulated", "asleep", "executed") if of in run["recorded"]]
     p = len(run["recorded"].get("simulated", []))
