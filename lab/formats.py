@@ -63,52 +63,38 @@ def cast(x, name):
     return x.to(FORMATS[name]).double()
 
 
-def after(x, name):
-    """The next number above each of x > 0, which are numbers of the format; inf behind the last."""
-    if name == "float64":
-        return torch.nextafter(x, torch.tensor(math.inf, dtype=x.dtype))
-    if name in ("float32", "TF32"):
-        bits = x.float().view(torch.int32) + (0x2000 if name == "TF32" else 1)
-        return bits.view(torch.float32).double()
-    every = numbers(name)
-    at = torch.searchsorted(every, x, right=True)
-    return torch.cat([every, torch.tensor([math.inf], dtype=torch.float64)])[at]
-
-
 def numbers(name):
     """All finite numbers above 0 of a format of 16 or 8 bits, in order."""
     dtype = FORMATS[name]
-    kind = {1: torch.uint8, 2: torch.uint16}[dtype.itemsize]
-    codes = torch.arange(2 ** (8 * dtype.itemsize)).to(kind)
-    found = codes.view(dtype).double()
-    return found[found.isfinite() & (found > 0)].unique()
+    kind = torch.uint8 if dtype.itemsize == 1 else torch.uint16
+    values = torch.arange(2 ** (8 * dtype.itemsize)).to(kind).view(dtype).double()
+    return values[values.isfinite() & (values > 0)].unique()
 
 
 def spacing(x, name):
-    """From each of x > 0, rounded to the format, to its next number; NaN where x is outside."""
-    y = cast(x, name)
-    above = after(torch.where((y > 0) & y.isfinite(), y, 1), name)
-    outside = (y == 0) | ~y.isfinite() | (above == math.inf) | (x > about(name)["largest"])
-    return torch.where(outside, math.nan, above - y)
+    """From each of x > 0, rounded to the format, to its next number; NaN where there is none."""
+    row, y = about(name), cast(x, name)
+    gap = (row["epsilon"] * y.log2().floor().exp2()).clamp(min=row["smallest"])
+    is_inside = (y > 0) & (y < row["largest"]) & (x <= row["largest"])
+    return torch.where(is_inside, gap, math.nan)
 
 
 def about(name):
-    """What the table says of a format."""
-    one, milli = (torch.tensor(value, dtype=torch.float64) for value in (1, 1e-3))
+    """A row of the table."""
     if name == "TF32":
-        bits, dtype = 19, torch.float32
-        largest = torch.tensor(torch.finfo(dtype).max).view(torch.int32) & ~0x1FFF
-        largest = largest.view(torch.float32).item()
+        info, bits, epsilon = torch.finfo(torch.float32), 19, 2.0**-10
+        largest = (2 - epsilon) * 2.0**127
     else:
-        dtype = FORMATS[name]
-        bits, largest = 8 * dtype.itemsize, torch.finfo(dtype).max
-    epsilon = (after(one, name) - one).item()
-    sign, mantissa = int(torch.finfo(dtype).min < 0), round(-math.log2(epsilon))
-    normal = torch.finfo(dtype).smallest_normal
+        info = torch.finfo(FORMATS[name])
+        bits, epsilon, largest = info.bits, info.eps, info.max
+    sign, mantissa = int(info.min < 0), round(-math.log2(epsilon))
+    normal = info.smallest_normal
     smallest = normal * epsilon if mantissa else normal                 # subnormal
+    one_and_a_bit = torch.tensor([1.001, 0.001], dtype=torch.float64)
+    total, milli = cast(one_and_a_bit, name).tolist()
     return {"bits": bits, "sign": sign, "exponent": bits - sign - mantissa, "mantissa": mantissa,
             "largest": largest, "normal": normal, "smallest": smallest, "epsilon": epsilon,
-            "sum": cast(one + milli, name).item(), "milli": cast(milli, name).item()}
+            "sum": total, "milli": milli}
 
 
 def table():
@@ -116,19 +102,14 @@ def table():
     yield (f"{'':10}{'bits':>5}{'s e m':>10}{'largest':>10}{'normal':>10}{'smallest':>10}"
            f"{'epsilon':>10}{'1 + 0.001':>12}{'0.001':>12}")
     for name in FORMATS:
-        told = about(name)
-        layout = f"{told['sign']} {told['exponent']} {told['mantissa']}"
-        yield (f"{name:10}{told['bits']:>5}{layout:>10}"
-               + "".join(f"{told[key]:>10.2g}" for key in ("largest", "normal", "smallest",
-                                                           "epsilon"))
-               + f"{told['sum']:>12.7g}{told['milli']:>12.5g}")
+        row = about(name)
+        layout = f"{row['sign']} {row['exponent']} {row['mantissa']}"
+        yield (f"{name:10}{row['bits']:>5}{layout:>10}{row['largest']:>10.2g}"
+               f"{row['normal']:>10.2g}{row['smallest']:>10.2g}{row['epsilon']:>10.2g}"
+               f"{row['sum']:>12.7g}{row['milli']:>12.5g}")
 
 
 # ----------------------------------------------------------------------------- what updates become
-
-def to_bfloat16(x):
-    return x.bfloat16().float()
-
 
 def stochastic(x, generator):
     """x, float32, to bfloat16, up with a probability that is the share of the way: random numbers
@@ -139,49 +120,62 @@ def stochastic(x, generator):
 
 
 def lost(weight, update, name):
-    """Of the updates that are not 0, the share that leaves a weight of this format as it is."""
+    """Which updates leave a weight of this format as it is."""
     weight = cast(weight, name)
-    stays = cast(weight + update.double(), name) == weight
-    return stays[update != 0].double().mean().item()
+    return cast(weight + update.double(), name) == weight
 
 
 def kind_of(name):
-    return "tables" if name in ("embedding.weight", "head.out.weight") else (
-        "LayerNorms" if "norm" in name else "matrices")
+    """The kind of parameter."""
+    if name in ("embedding.weight", "head.out.weight"):
+        return "tables"
+    return "LayerNorms" if "norm" in name else "matrices"
 
 
 def lost_by_kind(before, model, formats):
-    """{kind of parameter: {format: share of lost updates}}"""
-    found = {}
+    """{kind of parameter: {format: the share of lost updates}}, among those that are not 0."""
+    of_kind = {}
     for name, p in model.named_parameters():
-        weight, update = before[name], p.detach() - before[name]
-        of_kind = found.setdefault(kind_of(name), {name: [] for name in formats})
-        for of_format in formats:
-            of_kind[of_format].append((lost(weight, update, of_format), update.count_nonzero()))
-    return {kind: {name: float(sum(share * n for share, n in parts) / sum(n for _, n in parts))
-                   for name, parts in shares.items()} for kind, shares in found.items()}
+        update = p.detach() - before[name]
+        one = update != 0
+        of_kind.setdefault(kind_of(name), []).append((before[name][one], update[one]))
+    shares = {}
+    for kind, pairs in of_kind.items():
+        weights, updates = (torch.cat(tensors) for tensors in zip(*pairs))
+        shares[kind] = {name: lost(weights, updates, name).double().mean().item()
+                        for name in formats}
+    return shares
 
 
 def settings(steps):
+    """The arguments of a run of the tiny preset."""
     return common.parse(__file__, "", {"": None}, lambda parser: None,
                         ["--device=cpu", f"--steps={steps}"])
 
 
-def train(way, steps, lr=LR, seen=None):
-    """The losses of the tiny preset, computed in float32, with weights that are rounded to bfloat16
-    after a step, in one of the WAYS. seen(before, model): called after the last step."""
-    args = settings(steps)
-    text, model = common.Text(args), common.gpt(args.model)
-    optimizer = common.OPTIMIZERS["adamw"](model.parameters(), lr)
-    generator = torch.Generator().manual_seed(0)
-    masters, losses = [p.detach().clone() for p in model.parameters()], []
-    for step in range(steps):
+def losses_and_gradients(args, model):
+    """Yield the loss of each step, once the gradients are there."""
+    text = common.Text(args)
+    for step in range(args.steps):
         tokens, targets, valid = text.batch(step)
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        optimizer.zero_grad()
+        model.zero_grad()
         loss = common.loss_sum(model(tokens), targets) / valid
         loss.backward()
-        losses.append(loss.item())
+        yield loss.item()
+
+
+def train(way, steps, lr=LR):
+    """Train the tiny preset, computed in float32, with weights that are rounded to bfloat16 after a
+    step, in one of the WAYS. Returns the losses, the weights before the last step, and the model
+    after it."""
+    args = settings(steps)
+    model, losses, before = common.gpt(args.model), [], {}
+    optimizer = common.OPTIMIZERS["adamw"](model.parameters(), lr)
+    generator = torch.Generator().manual_seed(0)
+    masters = [p.detach().clone() for p in model.parameters()]
+    for loss in losses_and_gradients(args, model):
+        losses.append(loss)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
         for p, master in zip(model.parameters(), masters):
             if way == "masters":
                 p.data.copy_(master)                    # it is the master that is updated
@@ -191,10 +185,13 @@ def train(way, steps, lr=LR, seen=None):
             if way == "stochastic":
                 p.data.copy_(stochastic(p.data, generator))
             elif way != "float32":
-                p.data.copy_(to_bfloat16(p.data))
-    if seen:
-        seen(before, model)
-    return losses
+                p.data.copy_(p.data.bfloat16())
+    return losses, before, model
+
+
+def end_of(losses):
+    """The mean loss of the last steps, 20 at the most."""
+    return sum(losses[-20:]) / len(losses[-20:])
 
 
 # --------------------------------------------------------------------------------- recipes for FP8
@@ -240,6 +237,7 @@ def stored(x, name):
 
 
 def loaded(kept, like):
+    """What was `stored`, in float32 and the shape of `like`."""
     values, scales = kept[0].float(), kept[1]
     if scales is not None:
         values = values * scales.flatten(1).repeat_interleave(TILE, 1)[:, :values.shape[1]]
@@ -257,6 +255,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self):
+        """Update the parameters by their gradients."""
         self.steps += 1
         first, second = self.betas
         for p, kept in zip(self.parameters, self.kept):
@@ -270,14 +269,10 @@ class AdamW:
 
 def train_with_moments(args, formats):
     """The losses of a run, and bytes of all moments."""
-    text, model = common.Text(args), common.gpt(args.model)
-    optimizer, losses = AdamW(model.parameters(), formats), []
-    for step in range(args.steps):
-        tokens, targets, valid = text.batch(step)
-        model.zero_grad()
-        loss = common.loss_sum(model(tokens), targets) / valid
-        loss.backward()
-        losses.append(loss.item())
+    model, losses = common.gpt(args.model), []
+    optimizer = AdamW(model.parameters(), formats)
+    for loss in losses_and_gradients(args, model):
+        losses.append(loss)
         optimizer.step()
     return losses, nbytes(optimizer.kept)
 
@@ -299,7 +294,7 @@ def small_moments(args):
            f"{'loss':>9}")
     for name, formats in {"": ("fp32", "fp32"), **MEASURED}.items():
         losses, size = train_with_moments(args, formats)
-        end = sum(losses[-20:]) / len(losses[-20:])
+        end = end_of(losses)
         usual = end if usual is None else usual
         formula = sum(moment_bytes(shapes, of_moment) for of_moment in formats)
         right = "✓" if size == formula else "✗"
@@ -310,6 +305,7 @@ def small_moments(args):
 # --------------------------------------------------------------------------------------- the figure
 
 def draw(shares, losses, path):
+    """The figure of lost updates, and of the losses {way: losses}."""
     figure, (distances, bars, gaps) = new_figure(13, 4.2, 1, 3)
 
     x = torch.logspace(-8, 5, 2000, dtype=torch.float64)
@@ -340,6 +336,7 @@ def draw(shares, losses, path):
 
 
 def arguments(argv):
+    """The command line."""
     parser = commands.Parser("-m lab.formats", description=__doc__)
     parser.add_argument("--out", type=commands.output("formats.png"), help="draw it")
     parser.add_argument("--steps", type=commands.number(int, 1, 10**6, 100), default=100,
@@ -351,19 +348,19 @@ def main(argv=None):
     args = refusals.accepted(arguments, sys.argv[1:] if argv is None else argv, alone=True)
     print(*table(), sep="\n")
 
-    shares = {}
-    seen = lambda before, model: shares.update(
-        lost_by_kind(before, model, ("float32", "float16", "bfloat16", "E4M3")))
-    losses = {way: train(way, args.steps, seen=seen if way == "float32" else None)
-              for way in WAYS}
+    losses = {}
+    for way in WAYS:
+        losses[way], before, model = train(way, args.steps)
+        if way == "float32":
+            shares = lost_by_kind(before, model, ("float32", "float16", "bfloat16", "E4M3"))
     print(f"\nupdates that round to nothing, in step {args.steps} with AdamW and a rate of {LR:g}:")
     for kind, of_kind in shares.items():
         print(f"  {kind:12}" + "".join(f"{name:>10} {share:4.0%}"
                                        for name, share in of_kind.items()))
     print("\nweights in bfloat16: the mean loss of the last 20 steps, and how far above float32's")
-    end = {way: sum(losses[way][-20:]) / len(losses[way][-20:]) for way in WAYS}
     for way in WAYS:
-        print(f"  {way:12}{end[way]:8.4f} {end[way] - end['float32']:+8.4f}")
+        off = end_of(losses[way]) - end_of(losses["float32"])
+        print(f"  {way:12}{end_of(losses[way]):8.4f} {off:+8.4f}")
     print("", *table_of_recipes(), "", *small_moments(settings(args.steps)), sep="\n")
     if args.out:
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
