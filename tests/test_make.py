@@ -1,4 +1,4 @@
-"""The Makefile: which Python and which torch it sets up, with commands that only note their words."""
+"""The Makefile: which Python and which torch it sets up, with stand-ins for what takes long."""
 
 import os
 import shutil
