@@ -84,9 +84,13 @@ def goes_on_from(args):
 
 def last_checkpoint(path):
     """The newest one in a folder that --save wrote to; or path itself, if it is a checkpoint."""
-    if storage.step_of(path) is not None or (path / storage.INDEX).exists():
-        return path
-    written = storage.checkpoints_in(path)
+    try:
+        if storage.step_of(path) is not None or storage.INDEX in os.listdir(path):
+            return path
+        written = storage.checkpoints_in(path)
+    except OSError as error:
+        raise Refused(f"--resume {path} cannot be read: {error.strerror}",
+                      "without --resume") from None
     if not written:
         raise Refused(f"--resume {path} holds no checkpoint", "without --resume")
     return written[0]

@@ -20,9 +20,11 @@ def test_what_is_no_checkpoint(refused, tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder/step-000002.old").mkdir(parents=True)
     (tmp_path / "folder/step-000004").write_text("a file")
-    for name in "nowhere", "file", "folder":
+    for name, why in (("nowhere", "cannot be read: No such file or directory"),
+                      ("file", "cannot be read: Not a directory"),
+                      ("folder", "holds no checkpoint")):
         line = refused(f"--resume={name}")
-        assert line == f"--resume {name} holds no checkpoint; without --resume would work"
+        assert line == f"--resume {name} {why}; without --resume would work"
 
 
 class Bomb:
