@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from common import Refused, Text, environment
 from lab.checkpoints import checkpoint, storage
-from lab.run.words import name_of_text
 
 MODEL = "layers", "dim", "heads", "kv_heads", "seq", "vocab", "tie"
 MIXTURE = "experts", "top_k", "shared_expert"
@@ -29,6 +28,8 @@ def identity(args, text):
         flags["router"] = cfg.router
     if getattr(cfg, "node_limit", 1) < getattr(cfg, "nodes", 1):
         flags |= {"nodes": cfg.nodes, "node_limit": cfg.node_limit}
+    if getattr(cfg, "bias_speed", None):
+        flags["balance"] = "bias"
     for name in ("documents", "window", "batch_ramp"):
         if getattr(args, name, None):
             flags[name] = getattr(args, name)
@@ -113,23 +114,15 @@ def refuse_another_run(args, folder, index):
         value = saved.get(name)
         if here.get(name) != value and name not in may_change:
             theirs, ours = as_flag(name, value), as_flag(name, here.get(name))
-            if name == "data":
-                theirs, ours = f"{theirs} ({index['text']})", f"{ours} ({name_of_text(args)})"
             raise Refused(f"--resume {folder} is of a run with {theirs}, and this has {ours}",
-                          change_back(args, name, value, index["text"]))
-    if index["biases"] and not getattr(args.model, "bias_speed", None):
-        raise Refused(f"--resume {folder} is of a run whose experts are chosen with biases",
-                      "--balance bias")
+                          change_back(args, name, value))
 
 
-def change_back(args, name, value, text):
-    """The change that gives this run the checkpoint's value, or drops --resume if no flag does.
-    text: the name of the checkpoint's text."""
+def change_back(args, name, value):
+    """The change that gives this run the checkpoint's value, or drops --resume if no flag does."""
     change = as_flag(name, value)
     if change.startswith("--"):
         return change
-    if name == "data" and os.path.isfile(text) and text != args.data:
-        return shlex.join(["--data", text])
     if not value and getattr(args, name, None) != args.own.get(name):
         return f"without --{name}".replace("_", "-")
     return "without --resume"

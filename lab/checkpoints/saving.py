@@ -15,7 +15,7 @@ from lab.checkpoints.resuming import identity, still_to_come
 from lab.run import refusals
 from lab.run.anatomy import matrices_of_blocks, optimizer_state_bytes, tensors
 from lab.run.meters import nbytes
-from lab.run.words import count, name_of_text
+from lab.run.words import count
 
 LOG = "log.jsonl"
 
@@ -95,8 +95,6 @@ class Saver:
         run, optimizers = self.run, self.run.optimizers
         state = checkpoint.state_of(optimizers, buffers)
         about = {"step": step, "run": still_to_come(self.identity, step),
-                 "text": name_of_text(run.args),
-                 "biases": bool(getattr(self.args.model, "bias_speed", None)),
                  "remembered": {name: it.state_dict() for name, it in run.remembered.items()},
                  "by": [self.args.chapter, self.args.variant, run.world]}
         self.buffers = nbytes(buffers.values())
