@@ -70,12 +70,10 @@ lint: $(TESTED)  ## check the style
 museum: $(TESTED)  ## 11 minutes: plant each of the museum's silent bugs, and see what finds it
 	@$(PYTHON) -m lab.museum --out figures/museum.png
 
-bench: $(READY)  ## time the chapters against PyTorch's own, checkpoints, collectives, GPU kernels
+bench: $(READY)  ## time the chapters and Muon against PyTorch's own, and on a GPU the kernels
 	@if $(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 	then $(PYTHON) benchmarks/time_kernels.py; else echo "no GPU: the kernels are not timed"; fi
 	$(PYTHON) benchmarks/time_chapters.py
-	$(PYTHON) benchmarks/time_checkpoints.py
-	$(PYTHON) benchmarks/time_collectives.py
 	$(PYTHON) benchmarks/time_muon.py
 
 gpu: $(TESTED)  ## 10 minutes: what never ran on a GPU, on 1, 2, 4 or 8 (MINUTES=10; DEVICE=cpu)

@@ -1,4 +1,4 @@
-"""What was never run on a GPU, in one go: chapters on NCCL, speed, kernels, FP8, profiles.
+"""What was never run on a GPU, in one go: chapters on NCCL, speed, kernels, FP8.
 
     python benchmarks/gpu.py                        on the GPUs here, 10 minutes; `make gpu`
     python benchmarks/gpu.py --only 02 kernels      the steps whose names begin so
@@ -25,6 +25,7 @@ import json
 import os
 import platform
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -32,7 +33,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -41,16 +41,13 @@ import common  # noqa: E402  (after the path to it)
 from benchmarks import gpu_steps, results  # noqa: E402
 from benchmarks.gpu_steps import GB, Step  # noqa: E402
 from lab import ROOT, chapters  # noqa: E402
-from lab.run import (  # noqa: E402
-    commands,
-    overlap,  # noqa: E402
-    refusals,
-)
+from lab.run import commands, refusals  # noqa: E402
 from lab.run.formulas import WATCHED_STEPS  # noqa: E402
 from lab.run.machines import PEAK_FLOPS  # noqa: E402
 
 RANKS = 8, 4, 2, 1      # of the steps: the first for which there are GPUs
 KEPT = 400              # lines of a step's output
+PATIENCE = 40           # seconds that torchrun has to end its ranks: it waits for 30 itself
 
 # ---------------------------------------------------------------------------------- the machine
 
@@ -172,14 +169,10 @@ def play(step, left):
 
 def command(step):
     """The words that subprocess takes."""
-    words = [str(word) for word in step.words]
+    words = list(step.words)
     if words[0].removesuffix(".py") in chapters.NAMES:
         words.append(f"--json={gpu_steps.here(step.name)}.json")
-    launcher = [sys.executable]
-    if step.ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone",
-                     f"--nproc_per_node={step.ranks}"]
-    return [*launcher, *words]
+    return results.on_ranks(step.ranks, *words)
 
 
 def run(words, output, limit):
@@ -187,18 +180,24 @@ def run(words, output, limit):
     end within the limit, and was killed with the processes that it had started."""
     variables = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     with output.open("w") as file:
-        process = psutil.Popen(words, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL,
-                               stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(words, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL,
+                                   stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             return process.wait(limit)
-        except psutil.TimeoutExpired:
+        except subprocess.TimeoutExpired:
             return None
         finally:
-            if process.is_running():
-                for one in [*process.children(recursive=True), process]:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        one.kill()
-                process.wait()
+            stop(process)
+
+
+def stop(process):
+    """End a program, and what it has started in its process group."""
+    process.terminate()                                 # nothing happens if it has ended
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(PATIENCE)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 # ---------------------------------------------------------------------------- what they showed
@@ -206,9 +205,11 @@ def run(words, output, limit):
 
 def shown_by(step, lines, written):
     """What a step has shown: in words; and a chapter's run, or tables."""
+    if step.shows:
+        fence = ["```"] if step.shows == "text" else []
+        return {"showed": "its table is below", "tables": "\n".join([*fence, *lines, *fence])}
     if not written.exists():
-        tables = "\n".join(["```", *lines, "```"]) if step.is_a_table else tables_of(lines)
-        return {"showed": "its table is below" if tables else last_of(lines), "tables": tables}
+        return {"showed": last_of(lines)}
     run = json.loads(written.read_text())
     words = [line.strip() for line in lines if line.startswith("  --")]     # what cannot be here
     off = [f"{name} {run[f'max_{kind}_diff']:.0e}" for kind, name in
@@ -221,30 +222,8 @@ def shown_by(step, lines, written):
         words.append(f"{sum(checks)} of {len(checks)} formulas")
     words += [f"{op} {100 * seen['hidden']:.0f}% hidden"
               for op, seen in run["recorded"].get("overlap", {}).items()]
-    words += [traced(ROOT / word.removeprefix("--profile=")) for word in step.words
-              if word.startswith("--profile=")]
     words.append(f"✗ {run['problems'][0]}" if run["problems"] else "✓")
     return {"showed": ", ".join(words), "run": run}
-
-
-def traced(path):
-    """A profiler's timeline in words: how busy the GPU is, and what NCCL's kernels hide."""
-    if not path.exists():
-        return "no timeline"
-    kernels = [(event["name"], [event["ts"], event["ts"] + event["dur"]])
-               for event in json.loads(path.read_text())["traceEvents"]
-               if event.get("cat") == "kernel"]
-    if not kernels:
-        return "a timeline without a GPU's kernel"
-    every = overlap.union(times for _, times in kernels)
-    sending = overlap.union(times for name, times in kernels if "nccl" in name.lower())
-    rest = overlap.union(times for name, times in kernels if "nccl" not in name.lower())
-    busy = overlap.seconds_of(every) / (every[-1][1] - every[0][0])
-    words = f"a timeline of {len(kernels):,} kernels, the GPU busy {busy:.0%}"
-    if sending:
-        hidden = overlap.seconds_of(overlap.both(sending, rest)) / overlap.seconds_of(sending)
-        words += f", {hidden:.0%} of NCCL's time beside other kernels"
-    return words
 
 
 def pace(run, gpu):
@@ -259,17 +238,6 @@ def pace(run, gpu):
     peak = PEAK_FLOPS.get(gpu)
     mfu = flops / step / run["world_size"] / peak if peak else None
     return 1e3 * step, config["batch"] * config["seq"] / step, mfu
-
-
-def tables_of(lines):
-    """The tables of Markdown, each with the line above it."""
-    kept = []
-    for i, line in enumerate(lines):
-        if line.startswith("|"):
-            if i == 0 or not lines[i - 1].startswith("|"):
-                kept += ["", *[above for above in lines[:i] if above.strip()][-1:], ""]
-            kept.append(line)
-    return "\n".join(kept)
 
 
 def error_of(lines):
@@ -319,10 +287,9 @@ def speeds(rows, gpu):
     for row, (ms, tokens, mfu) in paces:
         peak = [check["measured"] for check in row.run["checks"]
                 if check["what"].startswith("allocated at the peak")]
-        flags = [word for word in row.step.words[1:] if "profile" not in word]
         yield results.row(row.step.name, f"{ms:.1f}", f"{tokens:,.0f}",
                           "-" if mfu is None else f"{mfu:.1%}",
-                          f"{peak[0] / GB:.1f} GB" if peak else "-", " ".join(flags))
+                          f"{peak[0] / GB:.1f} GB" if peak else "-", " ".join(row.step.words[1:]))
 
 
 # ---------------------------------------------------------------------------- the command line

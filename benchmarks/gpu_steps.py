@@ -3,15 +3,12 @@
 steps_of(machine, device) lists them all, the most telling first.
 """
 
-import contextlib
 import os
 import shutil
 from importlib import metadata
 from typing import NamedTuple
-from unittest import mock
 
-from common import Refused
-from lab import ROOT, chapters, launch
+from lab import ROOT, chapters
 
 GB = 1e9
 FOLDER = ROOT / "runs/gpu"
@@ -31,14 +28,14 @@ FUSED = {               # variants with kernels of their own on a GPU
 
 class Step(NamedTuple):
     """A program: the words after `python`, or torchrun; its limit in seconds; why it is skipped, if
-    it is; and whether all its output is a table."""
+    it is; and what its output is, "text" or "tables" in Markdown, if the report shows all of it."""
 
     name: str
     words: list
     ranks: int = 1
     seconds: float = 60
     skipped: str = ""
-    is_a_table: bool = False
+    shows: str = ""
 
 
 def steps_of(machine, device):
@@ -47,10 +44,10 @@ def steps_of(machine, device):
     gpu = machine["gpus"][0] if machine["gpus"] else ON_A_CPU
     no_triton = without_triton(machine)
     no_fp8 = "" if tuple(gpu["capability"]) >= WITH_FP8 else "FP8 takes an Ada, a Hopper or newer"
-    first, more = verified(n, device)
+    first, fused = verified(n, device)
     one, several = large(n, gpu, device, no_triton, no_fp8)
     return [*first[:3], *one[:2], *first[3:], *several, *one[2:],
-            *kernels(device, no_triton, no_fp8), *others(n, device), *more]
+            *kernels(device, no_triton, no_fp8), *others(n, device), *fused]
 
 
 def here(name=""):
@@ -60,33 +57,25 @@ def here(name=""):
 
 
 def chapter_step(name, ranks, device, *flags, **more):
-    """The chapter with whose number the name begins."""
+    """A run of the chapter with whose number the name begins."""
     words = [f"{chapters.name_of(name[:2])}.py", f"--device={device}", *flags]
     return Step(name, words, ranks, **more)
 
 
 def verified(n, device):
-    """Chapters on n ranks, compared with one GPU's run: each once with its defaults; then other
-    variants, and float64, where only rounding differs."""
-    own = {"07": ["--layers=8"], "09": MESHES[n].split()}
-    first, exact, variants = [], [], []
+    """Chapters on n ranks, compared with one GPU's run: each with its defaults, and FUSED."""
+    own, first = {"07": ["--layers=8"], "09": MESHES[n].split()}, []
     for name in chapters.NAMES:
         number = name[:2]
-        if number == "10":                              # it plans, and runs nothing
-            continue
-        ranks = 1 if number == "01" else n
-        if not chapters.trains(name):
-            first.append(chapter_step(name, ranks, device))
-            continue
-        flags = [*own.get(number, []), "--steps=3"]
-        first.append(chapter_step(name, ranks, device, *flags))
-        exact.append(chapter_step(f"{name}-float64", ranks, device, *flags, "--dtype=float64"))
-        for variant in list(chapters.chapter(number).VARIANTS)[1:] if n > 1 else ():
-            variants.append(chapter_step(f"{name}-{variant}", ranks, device, *flags,
-                                         f"--variant={variant}"))
+        if number != "10":                              # it plans, and runs nothing
+            steps = ["--steps=3"] if chapters.trains(name) else []
+            first.append(chapter_step(name, 1 if number == "01" else n, device,
+                                      *own.get(number, []), *steps))
     fused = [chapter_step(name, n, device, "--steps=3", *flags.split())
              for name, flags in FUSED.items()]
-    return first, [step for step in [*fused, *exact, *variants] if fits(step)]
+    no_gpu = "it takes a GPU" if device == "cpu" else ""
+    return first, [step._replace(skipped=no_gpu) if step.name == "06-torch" else step
+                   for step in fused]
 
 
 def large(n, gpu, device, no_triton, no_fp8):
@@ -106,11 +95,8 @@ def large(n, gpu, device, no_triton, no_fp8):
                             f"--batch={2 * ranks * room}", *usual, *tiny, *flags,
                             seconds=seconds, skipped=skipped)
 
-    def trace(name):
-        return f"--profile={here(f'{name}-trace.json')}"
-
     no_compiler = "on a CPU it takes minutes" if device == "cpu" else no_triton
-    one = [step("01-gpt2", 1, gpt2, half, trace("01-gpt2")),
+    one = [step("01-gpt2", 1, gpt2, half),
            step("01-1b", 1, billion, half, skipped=no_room, seconds=120),
            step("01-gpt2-kernels", 1, gpt2, half, "--kernels", skipped=no_triton),
            step("01-gpt2-fp8", 1, gpt2, "--precision=fp8", skipped=no_fp8 or no_triton),
@@ -120,7 +106,7 @@ def large(n, gpu, device, no_triton, no_fp8):
     mixed = {"skipped": "" if has_bf16 else "bf16 takes an Ampere or newer", "seconds": 120}
     bf16 = "--precision=bf16"
     return one, [
-        step("02-gpt2", n, gpt2, bf16, trace("02-gpt2"), **mixed),
+        step("02-gpt2", n, gpt2, bf16, **mixed),
         step("03-gpt2-zero2", n, gpt2, bf16, "--variant=zero2", **mixed),
         step("03-1b-zero3", n, billion, bf16, "--variant=zero3", **mixed),
         step("09-gpt2", n, gpt2, bf16, *LARGE_MESHES[n].split(), **mixed)]
@@ -136,16 +122,17 @@ def kernels(device, no_triton, no_fp8):
     no_gpu = "it takes a GPU" if device == "cpu" else no_triton
     return [Step("kernels-tests", words, 1, 200, skipped)] + [
         Step(f"kernels-{what}", ["benchmarks/time_kernels.py", f"--only={what}"], 1, 100,
-             no_gpu or no_fp8 * (what == "fp8"))
+             no_gpu or no_fp8 * (what == "fp8"), "tables")
         for what in ("attention", "matmul", "fp8", "pointwise")]
 
 
 def others(n, device):
     """Other commands that measure GPUs."""
     rates = Step("00-rates", ["-m", "lab.scaling", "rates",
-                              f"--json={here('00-rates-measured.json')}"], n, is_a_table=True)
+                              f"--json={here('00-rates-measured.json')}"], n, shows="text")
     more = ["--steps=7", "--", "--device=cpu"] if device == "cpu" else ["--steps=20"]
-    pairs = Step("01-pairs", ["benchmarks/time_chapters.py", "--only=01", *more], 1, 150)
+    pairs = Step("01-pairs", ["benchmarks/time_chapters.py", "--only=01", *more], 1, 150,
+                 shows="tables")
     return [rates] * (n > 1) + [pairs]
 
 
@@ -163,21 +150,3 @@ def without_triton(machine):
         return "there is no Triton here"
     compilers = "cc", "gcc", "clang", os.environ.get("CC", "cc")
     return "" if any(map(shutil.which, compilers)) else "there is no C compiler here"
-
-
-def fits(step):
-    """Whether the chapter takes these flags on so many ranks: not each variant does."""
-    with contextlib.suppress(Refused):
-        return bool(parsed(step))
-    return False
-
-
-def parsed(step):
-    """The arguments of a chapter's step; raises Refused as the run would."""
-    name, *flags = step.words
-    module = chapters.chapter(name[:2])
-    ranks = {"WORLD_SIZE": str(step.ranks), "LOCAL_WORLD_SIZE": str(step.ranks)}
-    with mock.patch.dict(os.environ, ranks):
-        args = launch.parse(module, flags)
-        module.requires(args, step.ranks)
-    return args

@@ -4,6 +4,7 @@ import datetime
 import os
 import platform
 import statistics
+import sys
 from pathlib import Path
 
 import torch
@@ -20,6 +21,14 @@ def machine():
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return (f"{datetime.date.today()}, {os.cpu_count()} CPU cores{gpu}, torch {torch.__version__}, "
             f"Python {platform.python_version()}")
+
+
+def on_ranks(ranks, *words):
+    """The words that start a program of Python: on more than one rank, with torchrun."""
+    launcher = []
+    if ranks > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    return [sys.executable, *launcher, *map(str, words)]
 
 
 def header(*names):

@@ -2,17 +2,11 @@
 
 Both runs of a pair go on in the same processes, a step of one in turn with a step of the other, so
 that a noisy machine is noisy for both. The table gives the median step of each, the range of its
-middle half, and the ratio of the medians: at 1.00 or less, the first side is no slower. The share
-that follows is what the collectives of the first side's step take when nothing else runs (as many
-calls, of the mean size, one after the other; where ranks send unequally, as the busiest one), over
-its step: how much there is to hide. The last column is the processor time of a step on the rank
-that takes most, for each side.
+middle half, and the ratio of the medians: at 1.00 or less, the first side is no slower.
 
 The last pair of chapter 08 is a mixture and a dense model with the same FLOPs for a token. Chapter
 09's axes are each timed alone too, against the chapter that they come from. Chapter 07's schedules
 with stages that sleep are a command of their own, `python -m lab.schedules`.
-
-A side with --serial waits for each collective when it starts it, so that nothing hides.
 
     python benchmarks/time_chapters.py [--steps N] [--only 01] [--record] [-- flags for every run]
 
@@ -21,7 +15,6 @@ A side with --serial waits for each collective when it starts it, so that nothin
 
 import argparse
 import contextlib
-import functools
 import io
 import itertools
 import json
@@ -31,11 +24,8 @@ import statistics
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from pathlib import Path
-from types import SimpleNamespace
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -43,12 +33,11 @@ import torch.distributed as dist
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import common  # noqa: E402  (after the path to it)
-from benchmarks import results  # noqa: E402
+from benchmarks import results  # noqa: E402  (after the path to it)
 from common import Refused  # noqa: E402
 from lab import chapters as rooms  # noqa: E402
 from lab import launch  # noqa: E402
-from lab.run import commands, meters, refusals, report  # noqa: E402
+from lab.run import commands, refusals, report  # noqa: E402
 
 SETUP_STEPS = 3         # the first steps allocate, and are metered
 # Shapes on a CPU (data parallel: a sequence per rank, and enough parameters for communication to be
@@ -82,10 +71,8 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
     ("02_data_parallel", 4, "{data_parallel}", "--variant=overlap", "--variant=torch {buckets}"),
     ("02_data_parallel", 4, "{data_parallel}", "--variant=naive", "--variant=torch {buckets}"),
     ("03_zero", 4, "{cut}", "--variant=zero1", "--variant=torch --stage=1"),
-    ("03_zero", 4, "{cut}", "--variant=zero1", "--variant=zero1 --serial"),
     ("03_zero", 4, "{cut}", "--variant=zero2", "--variant=torch --stage=2"),
     ("03_zero", 4, "{cut}", "--variant=zero3", "--variant=torch --stage=3"),
-    ("03_zero", 4, "{cut}", "--variant=zero3", "--variant=zero3 --serial"),
     ("03_zero", 4, "{cut} --precision=bf16", "--variant=zero3", "--variant=torch --stage=3"),
     ("04_tensor_parallel", 4, "{cut}", "--variant=megatron", "--variant=torch"),
     ("04_tensor_parallel", 4, "{cut}", "--variant=overlap", "--variant=torch"),
@@ -124,8 +111,6 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
      "02_data_parallel --variant=bucket {buckets}"),    # as many FLOPs, but for the router
     ("09_5d", 8, "{three_axes} --dp=2 --pp=2 --tp=2 --zero=2",
      "--variant=hand", "--variant=torch"),
-    ("09_5d", 8, "{three_axes} --dp=2 --pp=2 --tp=2 --zero=1", "--variant=hand",
-     "--variant=hand --serial"),
     ("09_5d", 4, "{data_parallel}", "--dp=4", "02_data_parallel --variant=bucket {buckets}"),
     ("09_5d", 4, "{cut}", "--dp=4 --zero=1", "03_zero --variant=zero1"),
     ("09_5d", 4, "{cut}", "--dp=4 --zero=2", "03_zero --variant=zero2"),
@@ -139,136 +124,68 @@ PAIRS = [               # chapter, ranks, flags of both sides, one side, [anothe
 # ------------------------------------------------------------------------------ on every rank
 
 
+class TakesTurns(report.Run):
+    """A run in a thread, which takes a step when it is its turn. turns: a semaphore of its own, and
+    that of the other run."""
+
+    def __init__(self, turns, *args, **more):
+        super().__init__(*args, **more)
+        self.turn, self.turn_of_other = turns
+
+    @contextlib.contextmanager
+    def measure(self):
+        self.turn_of_other.release()
+        self.turn.acquire()
+        with super().measure():
+            yield
+
+
 def alternate(sides):
     """Run the chapter of each side with its flags, a thread for each, of which one at a time goes
-    on: until its next step begins. Returns the Run of each side, and the processor seconds of each
-    one's steps."""
-    runs, finished, processor = {}, set(), ([], [])
-    turns = [threading.Semaphore(1), threading.Semaphore(0)]
-    serial, current = ["--serial" in flags for _, flags in sides], [0]
-
-    class TakesTurns(report.Run):
-        @contextlib.contextmanager
-        def measure(self):
-            me = int(threading.current_thread().name)
-            runs[me] = self
-            if 1 - me not in finished:
-                turns[1 - me].release()
-                turns[me].acquire()
-            current[0] = me
-            start = time.thread_time()                  # while it waits it takes none
-            with super().measure():
-                yield
-            processor[me].append(time.thread_time() - start)
+    on: until its next step begins. Returns the Run of each side."""
+    turns, runs = [threading.Semaphore(1), threading.Semaphore(0)], [None, None]
 
     def play(me):
         turns[me].acquire()
         try:
-            chapter, flags = sides[me][0], [flag for flag in sides[me][1] if flag != "--serial"]
-            module = rooms.chapter(chapter[:2])
-            own = getattr(module, "flags", lambda parser: None)
-            launch.main(module.__file__, module.__doc__, module.VARIANTS, module.requires, own,
-                        module.formulas, flags, make_run=TakesTurns)
+            runs[me] = run_chapter([turns[me], turns[1 - me]], *sides[me])
         except BaseException:
             traceback.print_exc()
             os._exit(1)                                 # the other side would wait for ever
-        finished.add(me)
-        turns[1 - me].release()
+        turns[1 - me].release(runs[me].args.steps)      # it need not wait any more
 
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.ExitStack() as patches:
-        for owner, name in ((dist, "all_reduce"), (dist, "all_to_all_single"),
-                            (common, "all_gather"), (common, "reduce_scatter")):
-            waits = waited_for(getattr(owner, name), lambda: serial[current[0]])
-            patches.enter_context(mock.patch.object(owner, name, waits))
-        threads = [threading.Thread(target=play, args=(i,), name=str(i)) for i in range(2)]
+    with contextlib.redirect_stdout(io.StringIO()):
+        threads = [threading.Thread(target=play, args=(i,)) for i in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    return (runs[0], runs[1]), processor
+    return runs
 
 
-def waited_for(collective, is_serial):
-    """The same, which is over when the call returns, where is_serial() says so."""
-    def call(*args, **more):
-        handle = collective(*args, **more)
-        if handle is None or not is_serial():
-            return handle
-        handle.wait()
-        return SimpleNamespace(wait=lambda: None)       # who waits again has nothing to wait for
+def run_chapter(turns, chapter, flags):
+    """Train as the chapter does, in turns. Returns the Run."""
+    module, runs = rooms.chapter(chapter[:2]), []
 
-    return call
+    def make_run(*args, **more):
+        runs.append(TakesTurns(turns, *args, **more))
+        return runs[0]
 
-
-def busiest(totals):
-    """{op: (calls, bytes on the wire)} of the rank that calls it most, and of those the one that
-    sends most. A pipeline's ranks do not send equally often, nor those that share experts equally
-    much, but in `communication_alone` all must do the same, in the same order."""
-    return {op: max((total[op]["calls"], total[op]["wire_bytes"])
-                    for total in totals if op in total)
-            for op in sorted(set().union(*totals))}
-
-
-def communication_alone(run, sent):
-    """The median milliseconds of the collectives of a step, each over all ranks, with nothing else
-    going on. sent: {op: (calls, bytes on the wire)}, alike on all ranks."""
-    device, n, collectives = run.device, run.world, []
-    wire = dict(meters.COLLECTIVES.values())            # over payload, by ranks; 0 for one
-    if device.type == "cuda":
-        torch.cuda.set_device(device)                   # the runs' threads have set only their own
-    for op, (calls, size) in sent.items():
-        numbers = size / (wire[op](n) or 1) / calls / 4
-        full = torch.zeros(max(1, int(numbers / n)) * n, device=device)
-        part = full.chunk(n)[run.rank].clone()
-        collective = {
-            "all_reduce": functools.partial(dist.all_reduce, full),
-            "all_gather": functools.partial(common.all_gather, full, part),
-            "reduce_scatter": functools.partial(common.reduce_scatter, part, full),
-            "send": functools.partial(hop, full, full.clone()),
-            "all_to_all": functools.partial(dist.all_to_all_single, full.clone(), full),
-        }[op]
-        collectives += [collective] * calls
-    seconds = []
-    for _ in range(15):
-        dist.barrier()
-        start = run.now()
-        for collective in collectives:
-            collective()
-        seconds.append(run.now() - start)
-    return 1e3 * statistics.median(seconds[SETUP_STEPS:])
-
-
-def hop(sent, received):
-    """To the next rank, from the one before."""
-    rank, n = dist.get_rank(), dist.get_world_size()
-    for handle in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, (rank + 1) % n),
-                                          dist.P2POp(dist.irecv, received, (rank - 1) % n)]):
-        handle.wait()
+    launch.main(module.__file__, module.__doc__, module.VARIANTS, module.requires,
+                getattr(module, "flags", None), module.formulas, flags, make_run=make_run)
+    return runs[0]
 
 
 def play_pair(sides):
-    """For a rank: {ms: the steps of each side, alone: milliseconds of the first side's sending,
-    longest: for each side the processor milliseconds of a step on the rank that takes most}."""
-    runs, processor = alternate(sides)
-    ours = [1e3 * statistics.median(seconds[SETUP_STEPS:]) for seconds in processor]
-    everyones = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, (ours, runs[0].comm.total))
-    processor, totals = zip(*everyones)
-    return {"ms": [[1e3 * s for s in run.seconds[SETUP_STEPS:]] for run in runs],
-            "alone": communication_alone(runs[0], busiest(totals)),
-            "longest": [max(of_side) for of_side in zip(*processor)]}
+    """For a rank: the milliseconds of each side's steps."""
+    return [[1e3 * s for s in run.seconds[SETUP_STEPS:]] for run in alternate(sides)]
 
 
 # ------------------------------------------------------------------------------ the tables
 
 
-def on_ranks(ranks, *command):
-    """Run a file, or -m and a module, with its flags on so many ranks, in processes of their own:
-    what it printed."""
-    launcher = [sys.executable]
-    if ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    command = [*launcher, *map(str, command)]
+def output_of(command, ranks):
+    """What a program prints that runs on so many ranks, in processes of their own."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment |= {"OMP_NUM_THREADS": "1"} if ranks > 1 else {}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -285,9 +202,10 @@ def on_ranks(ranks, *command):
 
 
 def measure(ranks, *sides):
-    """`play_pair` on so many ranks: rank 0's answer. sides: two, each a chapter and its flags."""
+    """The milliseconds of the steps of two sides, each a chapter and its flags, on rank 0."""
     pair = [(chapter, [*flags, "--no-verify"]) for chapter, flags in sides]
-    return json.loads(on_ranks(ranks, __file__, f"--pair={json.dumps(pair)}").splitlines()[-1])
+    command = results.on_ranks(ranks, __file__, f"--pair={json.dumps(pair)}")
+    return json.loads(output_of(command, ranks).splitlines()[-1])
 
 
 def filled_in(chapter, ranks, *flags):
@@ -307,17 +225,14 @@ def table(pairs, steps, flags):
     yield (f"{results.machine()}, {steps} steps of each side in turn, flags: "
            f"{' '.join(flags) or 'none'}\n")
     yield results.header("chapter", "ranks", "both sides", "one side", "ms", "other side", "ms",
-                         "ratio", "communication alone", "longest rank's processor ms")
+                         "ratio")
     for chapter, ranks, both, *sides in (filled_in(*pair) for pair in pairs):
         every = [f"--steps={steps}", *both.split(), *flags]
         named = [of_chapter(chapter, side) for side in sides]
         measured = measure(ranks, *((name, [*every, *own]) for name, own in named))
-        medians, cells = [statistics.median(ms) for ms in measured["ms"]], []
-        for side, ms in zip(sides, measured["ms"]):
-            cells += [side, results.middle(ms)]
-        yield results.row(chapter, ranks, both, *cells, f"{medians[0] / medians[1]:.2f}",
-                          f"{measured['alone'] / medians[0]:.0%}",
-                          " and ".join(f"{ms:.1f}" for ms in measured["longest"]))
+        one, other = map(statistics.median, measured)
+        yield results.row(chapter, ranks, both, sides[0], results.middle(measured[0]),
+                          sides[1], results.middle(measured[1]), f"{one / other:.2f}")
 
 
 def accept(argv):
@@ -346,8 +261,7 @@ def accept(argv):
 def refuse_run(chapter, ranks, flags):
     """Raise Refused where the chapter on so many ranks would."""
     module = rooms.chapter(chapter[:2])
-    flags = ["--no-verify", *(flag for flag in flags if flag != "--serial")]
-    args = launch.parse(module, flags)
+    args = launch.parse(module, ["--no-verify", *flags])
     module.requires(args, ranks)
 
 
