@@ -88,9 +88,9 @@ def with_instruments(args, formulas, checkpoint, make_run, watch):
 
 def examine(*step):
     """What is known of a step that does not match one GPU's: see verify.Verifier."""
-    from lab.diagnose import evidence
+    from lab.diagnose.collect import collect
 
-    return evidence.collect(*step)
+    return collect(*step)
 
 
 def explain(run):

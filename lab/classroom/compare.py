@@ -14,7 +14,7 @@ from fractions import Fraction
 import torch
 
 from lab.classroom.words import named
-from lab.diagnose.findings import names
+from lab.diagnose import names
 
 # How far two right ways to compute the same are apart, relative to the largest number.
 ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

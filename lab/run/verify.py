@@ -26,7 +26,7 @@ from common import Batch, part, rounded
 from lab.run.rounding import TIMES, Rounding
 from lab.run.words import count
 
-LARGEST = 10**8         # numbers that are kept of a step, to look at one that does not match
+LARGEST = 10**7         # numbers of a step that is examined: rank 0 gathers those of all ranks
 STEPS = 5               # so many steps are compared: rounding differences grow in any training
 SMALL = 1e-4            # in 16 bits the gradients of q and k are no larger than five times that
 SENT_ELSEWHERE = 0.5    # of a gradient: what a token that goes to another expert may take along
@@ -112,7 +112,8 @@ class Verifier:
         self.again = Rounding(run, self.rounding, tensors_of)
         self.explained = []
         self.steps, self.worst, self.shapes = 0, {}, None
-        self.previous, self.evidence = None, None       # previous: one GPU's tensors
+        self.is_examined, self.evidence = False, None
+        self.previous = None                            # one GPU's tensors
         self.largest = {}                               # (kind, name): magnitude so far
         self.waits = 0                                  # of all ranks for rank 0
 
@@ -173,8 +174,9 @@ class Verifier:
 
         there = {key: full.view(self.shapes[key]) for key, full in fulls.items()}
         is_small = reference.numel() <= LARGEST and not run.is_late     # of old weights
-        looks_at_it = self.examine and self.evidence is None and is_small
+        looks_at_it = self.examine and not self.is_examined and is_small
         if looks_at_it and self.exceeding(counted):
+            self.is_examined = True                     # rank 0 alone has the evidence
             self.evidence = self.examine(self, batch, here, there, scale)
         self.previous = {key: x.cpu() for key, x in there.items() if key[1] and is_small}
         self.steps += 1

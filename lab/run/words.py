@@ -15,6 +15,23 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
+def joined(words: Iterable[str]) -> str:
+    """"a, b and c"."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def on_ranks(ranks: Iterable[int], world: int) -> str:
+    """" on ranks 0 and 2", and nothing for all of them."""
+    ranks = sorted(ranks)
+    if len(ranks) == world:
+        return ""
+    if len(ranks) == world - 1 > 1:
+        [other] = set(range(world)) - set(ranks)
+        return f" on all ranks but {other}"
+    return f" on rank {ranks[0]}" if len(ranks) == 1 else f" on ranks {joined(map(str, ranks))}"
+
+
 def printable(tokens: Iterable[int]) -> str:
     """Byte tokens as text, in which whatever a terminal could stumble over is a dot."""
     text = bytes(min(token, 255) for token in tokens).decode("latin-1")

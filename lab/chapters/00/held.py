@@ -19,12 +19,11 @@ import torch.distributed as dist
 import common
 from common import environment
 from lab import chapters
-from lab.diagnose.findings.names import on_ranks
 from lab.run import meeting
 from lab.run.about import as_check
 from lab.run.bench import Bench
 from lab.run.meeting import named
-from lab.run.words import count, quantity
+from lab.run.words import count, on_ranks, quantity
 
 # Which of its rounds it is for each of the two; None: none, it has no other end.
 Message = namedtuple("Message", "sender sent_in size receiver received_in")
