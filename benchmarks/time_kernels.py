@@ -71,40 +71,42 @@ def chain_rms_norm(x, weight):
     return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
 
 
+def eager_norm(x, weight, bias):
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def eager_rms_norm(x, weight):
+    return F.rms_norm(x, x.shape[-1:], weight, 1e-5)
+
+
 def pointwise():
     """Rows of the table of ELU, SwiGLU and the norms: what, width, and GB/s of each way. (SwiGLU
     has no operator of PyTorch's own: eager is the chain.)"""
     from kernels import elu, layernorm, rmsnorm, swiglu
 
-    eager_norm = lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b)
-    eager_rms = lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-5)
+    chain = swiglu.swiglu_reference
     for width in WIDTHS:
-        x, weight, bias = random(NUMBERS // width, width), random(width), random(width)
-        target = torch.empty_like(x)
+        x, gate = random(NUMBERS // width, width), random(NUMBERS // width, width)
+        weight, bias, target = random(width), random(width), torch.empty_like(x)
         copy = 2 * x.nbytes / milliseconds(functools.partial(target.copy_, x.detach())) / 1e6
         torch._dynamo.reset()                   # or it would compile for any width, or give up
-        compiled = functools.partial(torch.compile, dynamic=False)
-        elus = {"kernel": elu.elu, "chain": elu.elu_reference, "eager": F.elu,
-                "compile": compiled(F.elu)}
-        norms = {"kernel": layernorm.layer_norm, "chain": chain_norm, "eager": eager_norm,
-                 "compile": compiled(eager_norm)}
-        rms_norms = {"kernel": rmsnorm.rms_norm, "chain": chain_rms_norm, "eager": eager_rms,
-                     "compile": compiled(eager_rms)}
-        chain = swiglu.swiglu_reference
-        swiglus = {"kernel": swiglu.swiglu, "chain": chain, "eager": chain,
-                   "compile": compiled(chain)}
-        gate = random(NUMBERS // width, width)
-        for name, inputs, functions, moved in (     # moved: forward, backward, in sizes of x
-                ("ELU", (x,), elus, (2, 3)), ("SwiGLU", (x, gate), swiglus, (3, 5)),
-                ("LayerNorm", (x, weight, bias), norms, (2, 3)),
-                ("RMSNorm", (x, weight), rms_norms, (2, 3))):
+        for name, inputs, moved, kernel, chained, eager in (
+                # moved: forward (x, y, and SwiGLU's gate), backward (x, dy, dx, and two of gate)
+                ("ELU", (x,), (2, 3), elu.elu, elu.elu_reference, F.elu),
+                ("SwiGLU", (x, gate), (3, 5), swiglu.swiglu, chain, chain),
+                ("LayerNorm", (x, weight, bias), (2, 3), layernorm.layer_norm, chain_norm,
+                 eager_norm),
+                ("RMSNorm", (x, weight), (2, 3), rmsnorm.rms_norm, chain_rms_norm,
+                 eager_rms_norm)):
+            ways = {"kernel": kernel, "chain": chained, "eager": eager,
+                    "compile": torch.compile(eager, dynamic=False)}
             forward, backward = {}, {}
-            for way, function in functions.items():
+            for way, function in ways.items():
                 with torch.no_grad():
                     ms = milliseconds(functools.partial(function, *inputs))
-                forward[way] = moved[0] * x.nbytes / ms / 1e6       # x, y, and SwiGLU's gate
+                forward[way] = moved[0] * x.nbytes / ms / 1e6
                 ms = milliseconds(backward_of(function, *inputs))
-                backward[way] = moved[1] * x.nbytes / ms / 1e6      # x, dy, dx, and two of gate
+                backward[way] = moved[1] * x.nbytes / ms / 1e6
             for direction, speeds in (("forward", forward), ("backward", backward)):
                 yield {"what": f"{name} {direction}", "width": width} | speeds | {"copy": copy}
 
@@ -164,22 +166,27 @@ def products():
     bf16; and with the time that rounding takes: a linear layer's forward and backward."""
     from kernels import fp8
 
+    def linear(x, w):
+        return fp8.linear8(x, "tile", w)[0]
+
+    def train(layer, x, w):
+        layer(x, w).backward(x)
+
     for size in SIZES:
         x, w = random(size, size), random(size, size)
         (of_x, of_w), one = fp8.SCALINGS["tile"], torch.ones((), device=DEVICE)
         a, b = fp8.in_fp8(x.detach(), of_x), fp8.in_fp8(w.detach(), of_w)
-        ways = {"kernel": lambda a=a, b=b: fp8.product(a, b, torch.bfloat16),
-                "scaled_mm": lambda a=a, b=b, one=one: torch._scaled_mm(
-                    a.values, b.values.T, one, one, out_dtype=torch.bfloat16),
-                "bf16": lambda x=x, w=w: F.linear(x.detach(), w.detach())}
+        ways = {"kernel": functools.partial(fp8.product, a, b, torch.bfloat16),
+                "scaled_mm": functools.partial(torch._scaled_mm, a.values, b.values.T, one, one,
+                                               out_dtype=torch.bfloat16),
+                "bf16": functools.partial(F.linear, x.detach(), w.detach())}
         yield {"what": "product", "size": size} | {
             way: 2 * size**3 / milliseconds(function) / 1e9 for way, function in ways.items()}
-        linear = lambda x, w: fp8.linear8(x, "tile", w)[0]
-        layers = {"kernel": linear, "scaled_mm": None, "bf16": F.linear}
-        yield {"what": "linear, forward and backward", "size": size} | {
-            way: math.nan if layer is None else
-            6 * size**3 / milliseconds(lambda f=layer, x=x, w=w: f(x, w).backward(x)) / 1e9
-            for way, layer in layers.items()}
+        ms = {way: milliseconds(functools.partial(train, layer, x, w))
+              for way, layer in (("kernel", linear), ("bf16", F.linear))}
+        yield {"what": "linear, forward and backward", "size": size,
+               "kernel": 6 * size**3 / ms["kernel"] / 1e9, "scaled_mm": math.nan,
+               "bf16": 6 * size**3 / ms["bf16"] / 1e9}
 
 
 TABLES = {              # name: its rows, and their unit

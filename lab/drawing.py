@@ -41,15 +41,9 @@ def save(figure: object, path: Path, dpi: float | None = None):
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi)
     with Image.open(drawn) as image:
-        few_colors(image).save(path, optimize=True)
-
-
-def few_colors(image: object) -> object:
-    """An image of Pillow's, with a palette."""
-    from PIL import Image
-
-    return image.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE, kmeans=1,
-                                         dither=Image.Dither.NONE)
+        few_colors = image.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE, kmeans=1,
+                                                   dither=Image.Dither.NONE)
+        few_colors.save(path, optimize=True)
 
 
 def legend(figure: object, colors: dict[str, object], columns: int, where: str = "upper right"):
@@ -62,8 +56,8 @@ def legend(figure: object, colors: dict[str, object], columns: int, where: str =
 
 def runs_of(runs: list[dict], chapter: str, *variants: str) -> dict[str, dict]:
     """The last run of each of these variants (or of all) of a chapter, by variant."""
-    found = {run["variant"]: run for run in runs if run["chapter"] == chapter}
-    return {v: found[v] for v in variants or found if v in found}
+    last = {run["variant"]: run for run in runs if run["chapter"] == chapter}
+    return {variant: last[variant] for variant in variants or last if variant in last}
 
 
 def few(number: int, what: str, most: int = MOST) -> int:
@@ -113,14 +107,14 @@ def draw_overlap(axes: object, run: dict, name: str, tall: float = 1,
     """Rank 0's metered step: above, when it computed; below, a row for each operator, from the
     start to the end of each collective, paler where the rank waited, and its hidden share. ratio:
     of the chapter's condition. tall: a row of an operator, in rows; separate: see SEPARATE."""
-    timeline, found = run["recorded"]["timeline"], run["recorded"]["overlap"]
+    timeline, overlap = run["recorded"]["timeline"], run["recorded"]["overlap"]
     step, waits = [[0, timeline["seconds"]]], union(timeline["waits"])
     backward = union(timeline["backward"])
     draw_moments(axes, step, 0, 0.8, "#f2f2f2")
     draw_moments(axes, without(without(step, backward), waits), 0, 0.8, paler(BLUE))
     draw_moments(axes, without(backward, waits), 0, 0.8, BLUE)
     words = ["compute"]
-    for row, (op, of) in enumerate(found.items()):
+    for row, (op, of_op) in enumerate(overlap.items()):
         color = OPERATORS.get(op.split(": ")[-1], GRAY)
         spans = [[start, end] for name, _, start, end, axis in timeline["collectives"]
                  if op in names_of(name, axis)]
@@ -131,15 +125,15 @@ def draw_overlap(axes: object, run: dict, name: str, tall: float = 1,
             y = 1 + tall * row + height * of_span
             draw_moments(axes, both([span], waits), y, 0.9 * height, paler(color))
             draw_moments(axes, without([span], waits), y, 0.9 * height, color)
-        ratio = "" if of["ratio"] is None else f", ratio {of['ratio']:.2f}"
-        words.append(f"{op}\n{of['hidden']:.0%} hidden{ratio}")
+        ratio = "" if of_op["ratio"] is None else f", ratio {of_op['ratio']:.2f}"
+        words.append(f"{op}\n{of_op['hidden']:.0%} hidden{ratio}")
     axes.set_title(f"{name}: {hidden_share(timeline):.0%} of the time in which something is sent "
                    "is hidden behind compute")
-    middles = [0.4, *(1 + tall * (row + 0.4) for row in range(len(found)))]
+    middles = [0.4, *(1 + tall * (row + 0.4) for row in range(len(overlap)))]
     axes.set_yticks(middles, words, fontsize=7)
     axes.tick_params(axis="y", length=0)
     axes.margins(x=0)
-    axes.set_ylim(1.1 + tall * (len(found) - 0.2), -0.1)
+    axes.set_ylim(1.1 + tall * (len(overlap) - 0.2), -0.1)
 
 
 def draw_moments(axes, intervals, y, height, color):
@@ -158,10 +152,12 @@ def explain_overlap(figure: object, axes: object, runs: Iterable[dict]):
     """The legend of a figure, and what lies along its lowest axes."""
     legend(figure, {"backward": BLUE, "forward, update": paler(BLUE), "sent, hidden": GRAY,
                     "sent, and waited for": paler(GRAY)}, 4)
-    ratios = [of["ratio"] for run in runs for of in run["recorded"]["overlap"].values()]
-    axes.set_xlabel("ms since the step began, on rank 0" + (
-        "\nratio: time to send over time to compute, at this run's rates; at most 1 can hide"
-        if any(ratio is not None for ratio in ratios) else ""))
+    label = "ms since the step began, on rank 0"
+    ratios = {of_op["ratio"] for run in runs for of_op in run["recorded"]["overlap"].values()}
+    if ratios - {None}:
+        label += ("\nratio: time to send over time to compute, at this run's rates; at most 1 can "
+                  "hide")
+    axes.set_xlabel(label)
 
 
 def lanes(spans: list) -> list[int]:
