@@ -21,6 +21,8 @@ FEW = 0.05              # more stale weights than this share don't come from rou
 # ------------------------------------------------------- what they are: findings about some of them
 
 def missing(evidence, names):
+    if not evidence.gradient_parts(names):
+        return "are on no rank"
     where = [ranks_with(evidence, name, "missing", "zero") for name in names]
     rest = [part for part in evidence.gradient_parts(names)
             if part.state not in ("missing", "zero")]
