@@ -1,23 +1,15 @@
-"""Times chapter 11's Muon against torch.optim.Muon, and finds the learning rates of Muon and AdamW.
+"""Times chapter 11's Muon against torch.optim.Muon.
 
     python benchmarks/time_muon.py [--steps 20] [--device cpu] [--record]
-    python benchmarks/time_muon.py --rates [--train 300] [--seeds 2] [--record]
 
-Steps: both optimizers update models with the same gradients, a step of one in turn with a step of
-the other, on one device; the AdamW of tables and norms is in both. PyTorch's always computes in
-bf16, so the ratio is that of ours in bf16. At 1.00 or less, it is no slower.
-
-Rates: chapter 01 is trained anew with each optimizer, learning rate and seed, without a warm-up and
-without a decay; what counts is the mean loss of the last 20 steps. Half an hour on two cores. The
-runs' JSON is kept in runs/rates, and is not made again.
+Both optimizers update models with the same gradients, a step of one in turn with a step of the
+other, on one device; the AdamW of tables and norms is in both. PyTorch's always computes in bf16,
+so the ratio is that of ours in bf16. At 1.00 or less, it is no slower.
 
 --record writes the table, with date, machine and versions, into benchmarks/RESULTS.md.
 """
 
-import argparse
-import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
@@ -33,8 +25,6 @@ from lab import chapters, scaling  # noqa: E402
 from lab.run import commands, refusals  # noqa: E402
 
 SETUP_STEPS = 3                         # the first ones allocate
-RATES = [1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2]
-LAST = 20                               # steps, whose mean loss counts
 
 
 def shapes_on(device):
@@ -44,9 +34,6 @@ def shapes_on(device):
     large = common.Config(4, 2048, 32, 8, 8192, 128256, True, "sdpa", True, 8192)
     return ({"tiny": presets["tiny"], "4 layers of dim 512": small} if device == "cpu" else
             {"gpt2": presets["gpt2"], "4 layers of llama-1b": large})
-
-
-# ------------------------------------------------------------------------------------ the steps
 
 
 class Theirs:
@@ -89,7 +76,7 @@ def measure(cfg, device, steps):
     return {side: ms[SETUP_STEPS:] for side, ms in times.items()}
 
 
-def table_of_steps(args):
+def table(args):
     yield (f"{results.machine()}, {args.steps} steps of each side in turn. Milliseconds of an "
            "optimizer's step: medians, with the range of the middle half.\n")
     yield results.header("matrices of", "by hand, in bf16", "by hand, in fp32", "torch.optim.Muon",
@@ -101,48 +88,15 @@ def table_of_steps(args):
         yield results.row(name, *cells, f"{ratio:.2f}")
 
 
-# ------------------------------------------------------------------------------------ the rates
-
-
-def trained(args, optimizer, rate, seed):
-    """The mean loss of the last steps of chapter 01; NaN of a run that stopped."""
-    name = f"{optimizer}-{rate:g}-{seed}-{args.train}-{args.device}-{torch.__version__}.json"
-    path = ROOT / "runs" / "rates" / name
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, ROOT / "01_single_gpu.py", "--no-verify",
-                        f"--steps={args.train}", f"--device={args.device}", f"--json={path}",
-                        f"--optimizer={optimizer}", f"--lr={rate}", f"--seed={seed}"],
-                       stdout=subprocess.DEVNULL, check=False)      # 1: it was not finite
-    losses = json.loads(path.read_text())["loss"]
-    return statistics.mean(losses[-LAST:]) if len(losses) == args.train else float("nan")
-
-
-def table_of_rates(args):
-    yield (f"{results.machine()}: `01_single_gpu.py --steps {args.train}`, mean loss of the last "
-           f"{LAST} steps, {args.seeds} seeds; neither warm-up nor decay.\n")
-    yield results.header("optimizer", *(f"{rate:g}" for rate in RATES))
-    for optimizer in ("adamw", "muon"):
-        cells = []
-        for rate in RATES:
-            losses = [trained(args, optimizer, rate, seed) for seed in range(args.seeds)]
-            cells.append(", ".join(f"{loss:.2f}" for loss in losses))
-        yield results.row(optimizer, *cells)
-
-
 # ------------------------------------------------------------------------------ the command line
 
 
 def accept(argv):
-    parser = commands.Parser("benchmarks/time_muon.py", description=__doc__,
-                             formatter_class=argparse.RawDescriptionHelpFormatter)
-    for flag, usual, what in (("--steps", 20, "of each side"), ("--train", 300, "steps of a run"),
-                              ("--seeds", 2, "runs with each learning rate")):
-        parser.add_argument(flag, type=commands.number(int, 1, 2**31, usual), default=usual,
-                            help=f"{what}; default: {usual}")
+    parser = commands.Parser("benchmarks/time_muon.py", description=__doc__)
+    parser.add_argument("--steps", type=commands.number(int, 1, 2**31, 20), default=20,
+                        help="of each side; default: 20")
     parser.add_argument("--device", choices=("cpu", "cuda"),
                         default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rates", action="store_true", help="train with each learning rate")
     parser.add_argument("--record", action="store_true", help="write benchmarks/RESULTS.md")
     args = parser.parse_args(argv)
     if args.record:
@@ -152,10 +106,7 @@ def accept(argv):
 
 def main(argv=None):
     args = refusals.accepted(accept, sys.argv[1:] if argv is None else argv, alone=True)
-    if args.rates:
-        results.tell(table_of_rates(args), "learning rates of Muon", args.record)
-    else:
-        results.tell(table_of_steps(args), "Muon", args.record)
+    results.tell(table(args), "Muon", args.record)
 
 
 if __name__ == "__main__":

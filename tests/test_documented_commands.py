@@ -22,7 +22,7 @@ OTHERS = "source", "mkdir", "sed", "docker"  # what else a block may have, as a 
 READ_BY_TESTS = "CHAPTERS", "FULL"
 ANY = "NN_name.py", "lab.NAME", "pytest"  # said of any chapter, of any command
 STOPS = (  # where work begins, besides the places of the table
-    "benchmarks.time_muon.trained lab.run.bench.Bench.prepare common.join_ranks "
+    "lab.run.bench.Bench.prepare common.join_ranks "
     "lab.planner.contexts.tables lab.planner.planning.Question.find lab.planner.problems.problems "
     "lab.planner.published.tables lab.checkpoints.resuming.goes_on_from")
 

@@ -49,7 +49,7 @@ def of_some(evidence):
     for names in kinds(evidence):
         copies = evidence.copies_of(names[0])
         for often in {0.0, evidence.world, 1 / evidence.world, copies, 1 / copies} - {1.0}:
-            square = evidence.norm_there**2 + (often - 1) * evidence.squares(names)
+            square = max(0.0, evidence.norm_there**2 + (often - 1) * evidence.squares(names))
             is_seen = abs((square**0.5) / evidence.norm_there - 1) > 3 * evidence.tolerance[
                 "gradient norm"]
             if is_seen and evidence.norms_are([square**0.5] * evidence.world):
