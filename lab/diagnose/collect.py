@@ -180,7 +180,7 @@ def fit(tensor, other):
 
 def fits(held, others, less=None):
     """{name: {rank: Fit}} of each rank's gradients, minus `less`, to these."""
-    found = {}
+    by_name = {}
     for rank, of_rank in enumerate(held):
         for name, one in of_rank.items():
             other, rest = part(others[name], one.cuts), one.gradient
@@ -188,8 +188,8 @@ def fits(held, others, less=None):
                 continue
             if less:
                 rest = rest - part(less[name], one.cuts)
-            found.setdefault(name, {})[rank] = fit(rest, other)
-    return found
+            by_name.setdefault(name, {})[rank] = fit(rest, other)
+    return by_name
 
 
 def compare_tensors(name, one, there, before, right, scale, left):

@@ -6,8 +6,14 @@ collect.py finds them, once, in the first step that doesn't match. diagnose.py p
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lab.diagnose import names
-from lab.diagnose.names import ROUNDING, factor, is_telling
+from lab.diagnose.names import (
+    ROUNDING,
+    factor,
+    is_telling,
+    numbers_of,
+    numbers_of_tokens,
+    ranks_of,
+)
 
 SAME = 1e-2                 # what two ranks hold is this near, if they hold the same; mostly equal
 
@@ -81,14 +87,14 @@ class Evidence:
     @property
     def numbers(self):
         """{name: number} of what a factor may be."""
-        numbers = names.numbers_of(self.args, self.world)
+        numbers = numbers_of(self.args, self.world)
         if self.is_lossy:                               # too many numbers are near to others
             return numbers
-        return numbers | names.numbers_of_tokens(self.args, self.valid)
+        return numbers | numbers_of_tokens(self.args, self.valid)
 
     @property
     def numbers_of_ranks(self):
-        return names.ranks_of(self.args, self.world)
+        return ranks_of(self.args, self.world)
 
     def known_factor(self, ratio):
         """Describe a ratio by this run's numbers; None if it is none of them."""
