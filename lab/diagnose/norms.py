@@ -90,7 +90,7 @@ def of_all(evidence):
     return None
 
 
-EXPLAINED = [read_too_early, not_summed, of_some, of_all]
+EXPLAINED = [read_too_early, not_summed, of_all, of_some]
 
 
 def not_finite(evidence):
