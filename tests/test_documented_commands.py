@@ -24,7 +24,7 @@ ANY = "NN_name.py", "lab.NAME", "pytest"  # said of any chapter, of any command
 STOPS = (  # where work begins, besides the places of the table
     "lab.run.bench.Bench.prepare common.join_ranks "
     "lab.planner.contexts.tables lab.planner.planning.Question.find lab.planner.problems.problems "
-    "lab.planner.published.tables lab.checkpoints.resuming.goes_on_from")
+    "lab.planner.published.lines lab.checkpoints.resuming.goes_on_from")
 
 
 def commands(name):

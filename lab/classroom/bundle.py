@@ -77,7 +77,8 @@ def texts():
     roots = [path for name in ROOTS for path in files_of(name)]
     roots += [path for room in chapters.ROOMS for pattern in OF_ROOMS
               for path in (chapters.HERE / room).glob(pattern)]
-    files = {*closure(roots), *ROOT.glob("kernels/*.py"), *(ROOT / name for name in AS_THEY_ARE),
+    files = {*closure(roots), *ROOT.glob("kernels/*.py"), *ROOT.glob("lab/planner/*.toml"),
+             *(ROOT / name for name in AS_THEY_ARE),
              *(ROOT / f"{name}.py" for name in chapters.NAMES)}
     found = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
     found |= {f"{chapter}.py": with_holes(chapter) for chapter in EXERCISES}

@@ -19,37 +19,28 @@ A ring's hop out of a machine goes through the card of one rank, and all wait fo
 goes rank by rank has one card of a machine, and U rings have U of them. (LoongTrain says so too; an
 all_gather of NCCL has many rings, and all cards.) In an exchange each rank has its own card.
 
-Latent attention (MLA, DeepSeek-V3): keys and values of all heads are made from latents. cp may send
-those, and the part of a key that turns, which all heads share: a head of kv_latent + rope_dim, that
-each of U ranks needs. A rank then expands all that come to keys and values of its heads: in
-forward, in backward again, and there for two gradients. No chapter trains it.
-
 Not counted: tp (one of 8 takes a machine, and cp is between machines: as in U rings, a rank has an
 eighth of the heads, and its own card), recomputation, which sends forward's messages again, SMs
 that messages take, and that small blocks are slower. One sequence; bytes in bf16; ten: chapter 10.
 
 Sources: chapter 06's `traffic`; Fang and Zhao, USP (arXiv 2405.07719), 4; Gu et al., LoongTrain
-(2406.18485), 4; Megatron Core's `hierarchical_context_parallel_sizes` ("a2a+p2p"); DeepSeek-V2
-(2405.04434), 2.1, and -V3 (2412.19437), 2.1.1 and 4.2: latents of 512, 64 that turn.
+(2406.18485), 4; Megatron Core's `hierarchical_context_parallel_sizes` ("a2a+p2p").
 """
 
-import textwrap
 from collections import Counter
 from dataclasses import dataclass, replace
 
 MODELS = "8b", "70b"
 CASES = (131_072, 16), (131_072, 64), (2**20, 64), (2**20, 256)     # tokens, ranks
-LATENT = "deepseek-v3"
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Of a sequence. inner: ranks that exchange heads; gathers: keys and values, in place of rings;
-    latents: what those are made from is sent instead of them."""
+    """Of a sequence. inner: ranks that exchange heads; gathers: keys and values, in place of rings.
+    """
     ranks: int
     inner: int = 1
     gathers: bool = False
-    latents: bool = False
 
     @property
     def parts(self):
@@ -77,8 +68,6 @@ def inners(model, ranks):
 
 def keys_of_token(model, cut):
     """Numbers of a token that are sent as its keys and values, with a head for each of U ranks."""
-    if cut.latents:
-        return (model.kv_latent + model.rope_dim) * cut.inner
     return model.keys // model.kv_heads * max(model.kv_heads, cut.inner)
 
 
@@ -108,22 +97,6 @@ def inside_and_between(model, seq, cut, per_node, e=2):
                                         for peers, leaves in zip(far, leave))
 
 
-def bytes_of_token(model, e=2):
-    """{what cp may send of a token's keys and values in a layer: bytes}."""
-    if not model.kv_latent:
-        return {"keys and values": model.keys * e}
-    repeated = (model.kv_heads - 1) * model.rope_dim
-    return {"keys and values": model.keys * e,
-            "those, with one part that turns": (model.keys - repeated) * e,
-            "latents, and that part": (model.kv_latent + model.rope_dim) * e}
-
-
-def flops_to_expand(model):
-    """Of a token's latents, in a layer."""
-    rows, columns = model.projections[1]
-    return 2 * rows * columns
-
-
 def tokens_to_hide(model, flops, bandwidth, inner=1, e=2):
     """Tokens of a rank from which on a zig-zag's hop hides in forward (chapter 06). On two levels a
     U-th of them: a block has U times as many queries, and keys, of a U-th of the heads. flops:
@@ -136,12 +109,11 @@ def tokens_to_hide(model, flops, bandwidth, inner=1, e=2):
 
 @dataclass(frozen=True)
 class Layer:
-    """Seconds of a layer's forward and backward together: what it computes; to expand latents; what
-    it waits for exchanges, and for hops, or for what is gathered. And of the pass whose hops are
-    hidden least: a hop, and the block that hides it."""
+    """Seconds of a layer's forward and backward together: what it computes; what it waits for
+    exchanges, and for hops, or for what is gathered. And of the pass whose hops are hidden least: a
+    hop, and the block that hides it."""
     cut: Cut
     computing: float = 0
-    expanding: float = 0
     exchange: float = 0
     around: float = 0
     hop: float = 0
@@ -153,7 +125,7 @@ class Layer:
 
     @property
     def seconds(self):
-        return self.computing + self.expanding + self.waits
+        return self.computing + self.waits
 
 
 def layer(ten, model, seq, cluster, cut):
@@ -163,9 +135,8 @@ def layer(ten, model, seq, cluster, cut):
             replace(model, seq=seq), ten.Layout(cp=cut.ranks), machine), sent(model, seq, cut)):
         part = one_pass(machine, model, seq, cut, *direction)
         later = part if part.hop / part.block > total.hop / total.block else total
-        total = Layer(cut, total.computing + part.computing, total.expanding + part.expanding,
-                      total.exchange + part.exchange, total.around + part.around,
-                      later.hop, later.block)
+        total = Layer(cut, total.computing + part.computing, total.exchange + part.exchange,
+                      total.around + part.around, later.hop, later.block)
     return total
 
 
@@ -173,9 +144,12 @@ def one_pass(machine, model, seq, cut, direction, seconds, sizes):
     """The Layer of a forward or a backward. seconds: what chapter 10 says of it, by cause."""
     cluster, tokens = machine.cluster, seq / cut.ranks
     near, far, leave = zip(*cut.places(cluster.per_node))
-    across = lambda leaves: (cluster.nic_alpha if leaves else cluster.alpha,
-                             machine.link(cluster.per_node + 1 if leaves else 1))
     computing, attention = sum(seconds.values()) - seconds["cp"], seconds["attention"]
+
+    def across(leaves):
+        """Latency and bandwidth to a neighbour, in this machine or in another."""
+        alpha = cluster.nic_alpha if leaves else cluster.alpha
+        return alpha, machine.link(cluster.per_node + 1 if leaves else 1)
 
     exchange = 0
     if cut.inner > 1:                                   # of q, k, v, and of the output
@@ -183,19 +157,14 @@ def one_pass(machine, model, seq, cut, direction, seconds, sizes):
         busiest = max(max(far) / network, max(near) / across(False)[1])
         exchange = 4 * alpha + to_each * busiest
     if cut.parts == 1:
-        return Layer(cut, computing, 0, exchange)
+        return Layer(cut, computing, exchange)
 
     keys = tokens * keys_of_token(model, cut)
     if cut.gathers:
-        return Layer(cut, computing, 0, exchange,
+        return Layer(cut, computing, exchange,
                      machine.ring(2 * keys * cut.parts, cut.parts, cut.inner))
 
-    expanding, (alpha, link), block = 0, across(any(leave)), attention / cut.parts
-    if cut.latents:                                     # again; and two gradients
-        times = 1 if direction == "forward" else 3
-        rows, columns = model.projections[1]
-        expanding = times * (cut.parts - 1) * machine.matmul(
-            tokens * cut.inner, rows, columns / cut.inner)
+    (alpha, link), block = across(any(leave)), attention / cut.parts
     widths = [2] * (cut.parts - 1)                      # bytes of a number that leaves at each hop
     if direction == "backward":                         # and gradients, when their block is done
         widths = [2 * (hop < cut.parts - 1) + 4 * (hop > 1) for hop in range(cut.parts)]
@@ -203,66 +172,33 @@ def one_pass(machine, model, seq, cut, direction, seconds, sizes):
     around = sum(max(0, hop - block) for hop in hops)
     if direction == "backward":
         around += alpha + 4 * keys / link               # the last gradients come home
-    return Layer(cut, computing, expanding, exchange, around, max(hops), block)
-
-
-def best(ten, model, seq, cluster, ranks, tried=None, latents=False):
-    """The fastest Layer of all U that share the heads, or of those that are tried."""
-    tried = inners(model, ranks) if tried is None else tried
-    every = [layer(ten, model, seq, cluster, Cut(ranks, inner, latents=latents)) for inner in tried]
-    return min(every, key=lambda way: way.seconds)
+    return Layer(cut, computing, exchange, around, max(hops), block)
 
 
 def ways(ten, model, seq, cluster, ranks):
     """The Layers of a ring; of two levels, a machine inside, and the best U if that is another one;
-    of Ulysses; of gathered keys; of a ring of latents, and of the best U with those."""
-    of = lambda inner, **more: layer(ten, model, seq, cluster, Cut(ranks, inner, **more))
+    of Ulysses; of gathered keys."""
+    def of(inner, **more):
+        return layer(ten, model, seq, cluster, Cut(ranks, inner, **more))
+
     possible = inners(model, ranks)
-    two = [inner for inner in possible if 1 < inner < ranks]
-    chosen = {best(ten, model, seq, cluster, ranks, two).cut.inner} if two else set()
-    chosen |= {cluster.per_node, 1, ranks}.intersection(possible)
-    found = [*map(of, sorted(chosen)), of(1, gathers=True)]
-    if model.kv_latent:
-        found += [of(1, latents=True), best(ten, model, seq, cluster, ranks, two or [1], True)]
-    return found
+    two = [of(inner) for inner in possible if 1 < inner < ranks]
+    chosen = {1, cluster.per_node, ranks}.intersection(possible)
+    if two:
+        chosen.add(min(two, key=lambda way: way.seconds).cut.inner)
+    return [*map(of, sorted(chosen)), of(1, gathers=True)]
 
 
 # -------------------------------------------------------------------------------------- the tables
 
-HEAD = f"{'MB of a rank: inside':>40}{'between':>10}{'one card':>10}{'ms: waits':>12}{'layer':>10}"
+HEAD = (f"{'MB of a rank: inside':>40}{'between':>10}{'one card':>10}{'ms: a hop':>12}{'block':>8}"
+        f"{'waits':>8}{'layer':>9}")
 
 
 def title(cut):
-    name = {1: "ring", cut.ranks: "Ulysses"}.get(cut.inner, f"two levels, U = {cut.inner}")
-    return "gathered keys" if cut.gathers else f"{name}, latents" if cut.latents else name
-
-
-def why(way):
-    """What takes time beside computing, and what does not."""
-    cut, ms = way.cut, lambda seconds: f"{1e3 * seconds:.3g} ms"
-    reasons = [f"exchanges take {ms(way.exchange)}"] if way.exchange else []
     if cut.gathers:
-        reasons.append(f"keys and values come in {ms(way.around)}")
-    elif cut.parts > 1:
-        hide = "outlast" if way.hop > way.block else "hide behind"
-        hops = f"{cut.parts - 1} hops" if cut.parts > 2 else "a hop"
-        reasons.append(f"{hops} of {ms(way.hop)} {hide} blocks of {ms(way.block)}")
-    if way.expanding:
-        reasons.append(f"expanding takes {ms(way.expanding)}")
-    return ", ".join(reasons)
-
-
-def verdict(found):
-    """A sentence: which way is fastest, how much longer others take, and why. What takes less than
-    a hundredth more is as fast: no planner knows better."""
-    first, *others = sorted(found, key=lambda way: way.seconds)
-    parts = [f"Fastest: {title(first.cut)} ({why(first)})"]
-    for way in others:
-        ratio = way.seconds / first.seconds
-        longer = f"{ratio:.1f} times as long" if ratio >= 2 else f"{ratio - 1:.0%} longer"
-        told = "as fast" if ratio < 1.01 else f"{longer} ({why(way)})"
-        parts.append(f"{title(way.cut)}: {told}")
-    return "; ".join(parts) + "."
+        return "gathered keys"
+    return {1: "ring", cut.ranks: "Ulysses"}.get(cut.inner, f"two levels, U = {cut.inner}")
 
 
 def table(ten, name, model, cluster, seq, ranks):
@@ -273,17 +209,18 @@ def table(ten, name, model, cluster, seq, ranks):
     yield HEAD
     for way in found:
         inside, between, card = inside_and_between(model, seq, way.cut, cluster.per_node)
+        hop = f"{1e3 * way.hop:12.3g}{1e3 * way.block:8.3g}" if way.hop else f"{'-':>12}{'-':>8}"
         yield (f"  {title(way.cut):<26}{inside / 1e6:12,.0f}{between / 1e6:10,.0f}"
-               f"{card / 1e6:10,.0f}{1e3 * way.waits:12,.1f}{1e3 * way.seconds:10,.1f}")
+               f"{card / 1e6:10,.0f}{hop}{1e3 * way.waits:8,.1f}{1e3 * way.seconds:9,.1f}")
     if ranks not in inners(model, ranks):
         yield f"  Ulysses                   {model.heads} heads are not shared by {ranks} ranks"
-    yield from textwrap.wrap(verdict(found), 96, initial_indent="  ", subsequent_indent="  ")
 
 
 def tables(ten, cluster):
     """Yield the lines of all tables, of a cluster."""
     yield "A layer's forward and backward. MB: that a rank sends in its machine and to others, in"
-    yield "the mean, and that go through the network card that has most."
+    yield "the mean, and that go through the network card that has most. A hop that takes longer"
+    yield "than a block of attention doesn't hide behind it."
     flops, network = cluster.peak * cluster.attention, cluster.nic * ten.NIC
     for name in MODELS:
         alone, machine = (tokens_to_hide(ten.MODELS[name], flops, network, inner)
@@ -292,12 +229,3 @@ def tables(ten, cluster):
                f"rank on; with U = 8 from {machine:,.0f}")
         for case in CASES:
             yield from table(ten, name, ten.MODELS[name], cluster, *case)
-    latent = ten.MODELS[LATENT]
-    yield "\nLatent attention, which no chapter trains. Bytes of a token in a layer, at each hop:"
-    for name in (*MODELS, LATENT):
-        for what, size in bytes_of_token(ten.MODELS[name]).items():
-            yield f"  {name:<12}{what:<36}{size:8,}"
-    yield (f"  {LATENT} expands them again on each rank     "
-           f"{flops_to_expand(latent) / 1e6:8.1f} MFLOPs")
-    for case in CASES[1:3]:
-        yield from table(ten, f"{LATENT}, dense", latent.dense, cluster, *case)

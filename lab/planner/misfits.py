@@ -1,11 +1,10 @@
-"""Which layouts chapter 10 does not plan, and which change of one number would mend that.
+"""Which layouts chapter 10 does not plan.
 
 What has to divide what, for each axis: chapters 02 to 09 refuse the same of a run.
 """
 
 import math
 
-NEAR = 10_000           # by how much a number may be changed at most
 
 def divisions(model, layout, gpus, batch):
     """[(what, how many, by what, how many)], of which each has to be a multiple."""
@@ -40,17 +39,3 @@ def misfit(model, layout, gpus, batch):
     if layout.schedule != "1f1b" and (layout.v > 1 or layout.pp == 1):
         return f"{layout.schedule} needs pp of 2 or more, and v = 1"
     return None
-
-
-def changes(model, layout, gpus, batch):
-    """[(field, value)]: of the first two numbers of which one does not divide the other, what would
-    do in place of each, the nearest first. No promise: then something else may not divide."""
-    for what, size, by, degree in divisions(model, layout, gpus, batch):
-        if size % degree:
-            window = range(max(1, degree - NEAR), degree + NEAR)
-            near = [other for other in window if size % other == 0]
-            near.sort(key=lambda other: abs(other - degree))
-            found = [*((by, other) for other in near[:2]), (what, -(-size // degree) * degree)]
-            return [(name.replace("-", "_"), value) for name, value in found if " " not in name]
-    ranks = layout.dp * layout.tp * layout.cp * layout.pp
-    return [("gpus", ranks)] if ranks != gpus else []

@@ -93,7 +93,11 @@ def share_out(kinds, ranks):
     deals: the largest first, each to a rank that has least so far. kinds: ((FLOPs, how many), ...).
     Many at once: there may be a hundred thousand experts."""
     dealt = Counter({(0,) * len(kinds): ranks})
-    busy = lambda own: sum(flops * count for (flops, _), count in zip(kinds, own))
+
+    def busy(own):
+        """FLOPs of a rank that has so many of each kind."""
+        return sum(flops * count for (flops, _), count in zip(kinds, own))
+
     for i in sorted(range(len(kinds)), key=lambda i: -kinds[i][0]):
         flops, left = kinds[i]
         while left:
@@ -113,7 +117,10 @@ def share_out(kinds, ranks):
 def of_busiest(own, ranks):
     """{Matrix: how many} of the one of so many ranks that has most to compute."""
     kinds = tuple((work(x.m, x.n), count) for x, count in own.items())
-    flops = lambda counts: sum(work * count for (work, _), count in zip(kinds, counts))
+
+    def flops(counts):
+        return sum(work * count for (work, _), count in zip(kinds, counts))
+
     return dict(zip(own, max(share_out(kinds, ranks), key=flops)))
 
 

@@ -3,20 +3,20 @@
     python 10_planner.py --help
 
 Like the chapter, it needs no torch: an answer takes a second. Where no layout fits, it names a
-change with which one does.
+change with which one does. ten: chapter 10's module.
 """
 
 import argparse
+import contextlib
 import functools
 import inspect
 import json
 import math
-import re
 import sys
 from dataclasses import asdict, fields, replace
 
 from lab.planner import batch as batches
-from lab.planner import misfits, muon
+from lab.planner import muon
 from lab.run import commands, refusals
 from lab.run.commands import number
 from lab.run.refusals import refusal
@@ -33,43 +33,55 @@ NONE = "gradient_bytes", "master_bytes", "moment_bytes"         # whole numbers 
 GPUS = 8                # where nothing says how many
 AXES = "dp", "tp", "cp", "pp"
 SHARES = {"matmul": (0.001, 1), "attention": (0.001, 1), "ep_units": (0, 0.9)}  # others: to 1
+RATE = "number of FLOP/s, bytes or bytes/s from 1e6 to 1e24"
 
+
+# ---------------------------------------------------------------------------------------- the flags
 
 def whole(name, lowest=1):
     """An argparse type: a whole number above 0, or one that may be 0."""
     return number(int, lowest, *LIMITS.get(name, (2**31, 1)))
 
 
-def share(lowest, most):
-    """An argparse type: a number from one to another."""
+def between(lowest, highest, what, example):
+    """An argparse type: a number from one to another, which is what the refusal calls for."""
     def convert(text):
-        try:
-            if lowest <= float(text) <= most:
+        with contextlib.suppress(ValueError):
+            if lowest <= float(text) <= highest:
                 return float(text)
-        except ValueError:
-            pass
-        raise refusal()(f"{text or repr(text)} is no number from {lowest} to {most}", "0.5")
+        raise refusal()(f"{text or repr(text)} is no {what}", example)
 
     return convert
 
 
-def large(text):
-    """An argparse type: FLOP/s, bytes or bytes/s, and not a number of GB."""
-    try:
-        if 1e6 <= float(text) <= 1e24:
-            return float(text)
-    except ValueError:
-        pass
-    raise refusal()(f"{text or repr(text)} is no number of FLOP/s, bytes or bytes/s from 1e6 to "
-                    "1e24", "80e9")
-
-
 @functools.cache
 def comments(kind):
-    """{field: what stands behind it in the chapter}, which --help says of its flag."""
-    file = inspect.getsource(sys.modules[kind.__module__])      # of the class, it would be parsed
-    _, rest = file.split(f"\nclass {kind.__name__}:\n")
-    return dict(re.findall(r"^    (\w+): .*?  # (.*)$", rest.split("\n\n\n")[0], re.MULTILINE))
+    """{field: the comment behind it in the chapter}, which is the help of its flag."""
+    source = inspect.getsource(sys.modules[kind.__module__])    # of the class, it would be parsed
+    names, found = {field.name for field in fields(kind)}, {}
+    _, _, rest = source.partition(f"\nclass {kind.__name__}:\n")
+    for line in rest.split("\n\n\n")[0].splitlines():
+        code, _, comment = line.partition("  # ")
+        name = code.partition(":")[0].strip()
+        if comment and name in names:
+            found[name] = comment
+    return found
+
+
+def options_of(ten, field):
+    """What argparse is told of a field's flag."""
+    name = field.name
+    if field.type is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if name in ten.CHOICES:
+        return {"choices": ten.CHOICES[name], "type": field.type}
+    if field.type is int:
+        may_be_0 = field.default == 0 or name in NONE
+        return {"type": whole(name, 0 if may_be_0 else 1)}
+    if name in SHARES or "hidden" in name or "alpha" in name:
+        lowest, highest = SHARES.get(name, (0, 1))
+        return {"type": between(lowest, highest, f"number from {lowest} to {highest}", "0.5")}
+    return {"type": between(1e6, 1e24, RATE, "80e9")}
 
 
 def parser(ten):
@@ -90,19 +102,8 @@ def parser(ten):
     for kind, title in groups.items():
         group = parser.add_argument_group(title)
         for field in fields(kind):
-            if field.type is bool:
-                options = {"action": argparse.BooleanOptionalAction}
-            elif field.name in ten.CHOICES:
-                options = {"choices": ten.CHOICES[field.name], "type": field.type}
-            elif field.type is int:
-                least = 0 if field.default == 0 or field.name in NONE else 1
-                options = {"type": whole(field.name, least)}
-            elif "hidden" in field.name or "alpha" in field.name or field.name in SHARES:
-                options = {"type": share(*SHARES.get(field.name, (0, 1)))}
-            else:
-                options = {"type": large}
-            group.add_argument(as_flag(field.name), **options,
-                               help=comments(kind).get(field.name, "").replace("%", "%%"))
+            text = comments(kind).get(field.name, "").replace("%", "%%")
+            group.add_argument(as_flag(field.name), **options_of(ten, field), help=text)
     add("--untie", dest="tie", action="store_false", default=None, help="as --no-tie")
     add("--no-pp", dest="pp", action="store_const", const=1, help="as --pp 1")
     add("--max-micro-batch", type=whole("max_micro_batch"), default=16,
@@ -137,6 +138,13 @@ def as_flag(name, value=None):
     return flag if value is None else f"{flag} {value}"
 
 
+def as_flags(change):
+    """As they are typed, of {field: value}."""
+    return " ".join(as_flag(name, value) for name, value in change.items())
+
+
+# ------------------------------------------------------------------------------------- the question
+
 def gpus_of(args):
     """As they are given; or as many as the degrees say, those that are not given being 1."""
     if args.gpus or not args.dp:
@@ -165,18 +173,43 @@ def batch_of(args):
     return batch
 
 
+def model_of(ten, args):
+    """The model that is named, or a GPT of the sizes that are given."""
+    sizes = args.layers, args.dim, args.heads
+    if args.model or not any(sizes):
+        return ten.MODELS[args.model or "8b"]
+    if not all(sizes):
+        raise refusal()("a model of one's own has --layers, --dim and --heads; with --model they "
+                        "are put in place of its own", "--model 8b")
+    return ten.gpt(*sizes)
+
+
+def refuse_model(model):
+    """Raise Refused for sizes that don't fit each other, whatever the layout."""
+    if not model.head_dim and model.dim % model.heads:
+        raise refusal()(f"--dim {model.dim} is not a multiple of --heads = {model.heads}",
+                        f"--heads {math.gcd(model.dim, model.heads)}")
+    if model.heads % model.kv_heads:
+        raise refusal()(f"--heads {model.heads} is not a multiple of --kv-heads = "
+                        f"{model.kv_heads}", f"--kv-heads {math.gcd(model.heads, model.kv_heads)}")
+    if model.dense_layers > model.layers:
+        raise refusal()(f"--dense-layers {model.dense_layers} are more than --layers = "
+                        f"{model.layers}", f"--dense-layers {model.layers}")
+    for flag, value in {"--shared": model.shared, "--node-limit": model.node_limit}.items():
+        if model.experts == 1 and value:
+            raise refusal()(f"{flag} {value} is about experts, of which there are none",
+                            "--experts 8")
+    if model.top_k > model.experts:
+        raise refusal()(f"--top-k {model.top_k} is more than --experts = {model.experts}",
+                        f"--top-k {model.experts}")
+
+
 class Question:
     """What the flags ask: model, cluster, software, gpus, batch, and the degrees that are fixed."""
 
     def __init__(self, ten, args):
         self.ten, self.name = ten, args.model
-        model, sizes = ten.MODELS[args.model or "8b"], (args.layers, args.dim, args.heads)
-        if all(sizes) and not args.model:
-            model = ten.gpt(*sizes)
-        elif any(sizes) and not args.model:
-            raise refusal()("a model of one's own has --layers, --dim and --heads; with --model "
-                            "they are put in place of its own", "--model 8b")
-        self.model = replace(model, **given(args, ten.Model))
+        self.model = replace(model_of(ten, args), **given(args, ten.Model))
         self.cluster = replace(ten.CLUSTERS[args.cluster], **given(args, ten.Cluster))
         self.software = replace(ten.SOFTWARE[args.software], **given(args, ten.Software))
         self.fixed, self.most = given(args, ten.Layout), args.max_micro_batch
@@ -184,18 +217,7 @@ class Question:
         if self.software.fp8 and not self.cluster.has_fp8:
             raise refusal()(f"--cluster {args.cluster} has no matmuls in FP8",
                             "without --fp8" if args.fp8 else "--no-fp8")
-        if self.model.dense_layers > self.model.layers:
-            raise refusal()(f"--dense-layers {self.model.dense_layers} are more than --layers = "
-                            f"{self.model.layers}", f"--dense-layers {self.model.layers}")
-        experts, top_k = self.model.experts, self.model.top_k
-        about = {"--shared": self.model.shared, "--node-limit": self.model.node_limit}
-        for flag, value in about.items():
-            if experts == 1 and value:
-                raise refusal()(f"{flag} {value} is about experts, of which there are none",
-                                "--experts 8")
-        if top_k > experts:
-            raise refusal()(f"--top-k {top_k} is more than --experts = {experts}",
-                            f"--top-k {experts}")
+        refuse_model(self.model)
 
     def degrees(self, gpus, fixed):
         return self.ten.degrees(self.model, self.cluster, self.software, gpus, fixed, self.most)
@@ -205,14 +227,13 @@ class Question:
         return math.prod(map(len, self.degrees(gpus, fixed).values()))
 
     def refuse_long_searches(self):
-        degrees, layouts = self.degrees(self.gpus, self.fixed), self.layouts(self.gpus, self.fixed)
-        if layouts > MOST:
-            free = [name for name in degrees if name not in self.fixed]
-            free.sort(key=lambda name: -len(degrees[name]))
-            change = {}
-            while self.layouts(self.gpus, self.fixed | change) > MOST:
-                name = free[len(change)]
+        """Raise Refused, with the degrees to fix: those of which most would be tried."""
+        degrees, change = self.degrees(self.gpus, self.fixed), {}
+        layouts = self.layouts(self.gpus, self.fixed)
+        for name in sorted(degrees, key=lambda name: -len(degrees[name])):
+            if self.layouts(self.gpus, self.fixed | change) > MOST:
                 change[name] = degrees[name][0]
+        if change:
             raise refusal()(f"{layouts:,} layouts are more than the {MOST:,} of a search",
                             as_flags(change))
 
@@ -233,24 +254,15 @@ class Question:
         return self.ten.search(self.model, self.cluster, self.software, gpus, batch or self.batch,
                                fixed, self.most)
 
-    def find_least(self, gpus=None, fixed=None, batch=None):
-        """As `find`, of plans with a sequence a micro-batch and a slice a stage, which keep least:
-        if any plan fits, one of those does. None where it is too much for one of many tries."""
+    def find_fitting(self, gpus=None, fixed=None, batch=None):
+        """A plan that fits if the question is changed so, or None. Of all plans, those with a
+        sequence a micro-batch and a slice a stage keep least: only these are tried."""
         gpus, fixed = gpus or self.gpus, self.fixed if fixed is None else fixed
-        fixed = {"micro_batch": 1, "v": 1} | fixed
-        if self.layouts(gpus, fixed) <= MOST_OF_A_TRY:
-            return self.find(gpus, fixed, batch)
-        return None
-
-    def least(self, gpus=None, fixed=None, batch=None):
-        """A plan that fits, or None."""
-        found = self.find_least(gpus, fixed, batch)
-        return best(found) if found else None
-
-
-def has_tables(args):
-    """Whether tables are asked for, and no plan."""
-    return args.published or args.problems or args.contexts
+        least = {"micro_batch": 1, "v": 1} | fixed
+        if self.layouts(gpus, fixed) > MOST or self.layouts(gpus, least) > MOST_OF_A_TRY:
+            return None
+        fit, _ = self.find(gpus, least, batch)
+        return fit[0] if fit and not fit[0].why else None
 
 
 def question(ten, argv):
@@ -261,68 +273,39 @@ def question(ten, argv):
     return args, asked
 
 
-def some_plan_fits(ten, argv):
-    """Whether a question has an answer: False for one that is refused, too."""
-    try:
-        _, asked = question(ten, argv)
-    except refusal():
-        return False
-    return asked.least() is not None
-
-
-def best(found):
-    """The fastest plan that fits, of what a search has found."""
-    fit, _ = found
-    return fit[0] if fit and not fit[0].why else None
-
+# ----------------------------------------------------------------------------- where no layout fits
 
 def nearest_of(others):
     """Of plans that do not fit, the one that needs least; or one that does not divide."""
     return min(others, key=lambda plan: plan.bytes if plan.memory else math.inf)
 
 
-def mends(asked, nearest, argv):
-    """[(field, value)]: what may let the numbers of a plan divide, first those that are given."""
-    if nearest.memory:
-        return []
-    changes = misfits.changes(asked.model, nearest.layout, asked.gpus, asked.batch)
-    given = {word.partition("=")[0] for word in argv}
-    return sorted(changes, key=lambda change: as_flag(change[0]) not in given)
-
-
-def remedies(asked, nearest, argv):
-    """[{field: value}]: changes of the question, with each of which some plan fits; [] if none was
-    found. nearest: a plan that doesn't fit."""
+def remedies(asked, nearest):
+    """[{field: value}]: changes of the question, with each of which some plan fits: another batch,
+    one degree that is not fixed, or more GPUs. nearest: a plan that doesn't fit."""
     of_micro_batch = nearest.layout.dp * nearest.layout.micro_batch
     batch = -(-asked.batch // of_micro_batch) * of_micro_batch
-    if not nearest.memory and batch != asked.batch and asked.least(batch=batch):
+    if not nearest.memory and batch != asked.batch and asked.find_fitting(batch=batch):
         return [{"batch": batch}]
     changes = []
     for name in asked.fixed:
-        other = asked.least(fixed={flag: asked.fixed[flag] for flag in asked.fixed if flag != name})
-        if other:
-            changes.append({name: getattr(other.layout, name)})
+        others = {flag: value for flag, value in asked.fixed.items() if flag != name}
+        plan = asked.find_fitting(fixed=others)
+        if plan:
+            changes.append({name: getattr(plan.layout, name)})
     if changes:
         return changes
-    mending = [{name: value} for name, value in mends(asked, nearest, argv)]
     most, _ = LIMITS["gpus"]
-    doubled = [{"gpus": asked.gpus * 2**k} for k in range(1, 12) if asked.gpus * 2**k < most]
-    for change in [*mending, *doubled, *(one | gpus for one in mending for gpus in doubled)]:
-        if some_plan_fits(asked.ten, [*argv, *as_flags(change).split()]):
-            return [change]
+    for gpus in (asked.gpus * 2**k for k in range(1, 12)):
+        if gpus < most and asked.find_fitting(gpus):
+            return [{"gpus": gpus}]
     return []
 
 
-def as_flags(change):
-    """As they are typed, of {field: value}."""
-    return " ".join(as_flag(name, value) for name, value in change.items())
-
-
-def advice(asked, others, argv):
+def advice(asked, others):
     """Why there is no plan, and the changes that would work."""
     nearest = nearest_of(others)
-    why = f"{in_words(asked.ten, nearest.layout)}: {nearest.why}"
-    return why, remedies(asked, nearest, argv)
+    return f"{in_words(asked.ten, nearest.layout)}: {nearest.why}", remedies(asked, nearest)
 
 
 def in_a_line(why, changes):
@@ -331,6 +314,8 @@ def in_a_line(why, changes):
         return f"{why}; no change was found to work"
     return f"{why}; {' or '.join(map(as_flags, changes))} would work"
 
+
+# --------------------------------------------------------------------------------------- the answer
 
 def as_json(asked, fit):
     """What --json writes: of the best plan, and of all that fit. TFLOP/s and MFU count all scores
@@ -367,28 +352,42 @@ def difference(plan, other):
     return f"{cause} {seconds[cause]:+.2g} s"
 
 
+def title(asked, args, fit):
+    """The first line of an answer."""
+    model = asked.model
+    size = f"{model.parameters() / 1e9:.1f} G parameters"
+    if model.experts > 1:
+        size += f" ({model.parameters(model.top_k) / 1e9:.1f} G of a token)"
+    verdict = "may fit, and none does for sure" if fit[0].why else "fit"
+    return (f"{size} on {asked.gpus} x {args.cluster}, {args.software}: {asked.batch} sequences of "
+            f"{model.seq:,} a step; {len(fit)} layouts {verdict}")
+
+
 def print_plans(asked, fit):
     """The ten best: seconds, speed, memory, layout, causes, and why it loses to the best."""
-    ten = asked.ten
     for plan in fit[:10]:
         told = as_json(asked, [plan])
-        print(f"{plan.total:9.3f} s {told['tokens_per_second_per_gpu']:7.0f} tokens/s "
-              f"{told['tflops']:4.0f} TFLOP/s {told['mfu']:4.0%} {plan.bytes / 1e9:4.0f} GB  "
-              f"{in_words(ten, plan.layout)}: {ten.largest(plan.seconds, 3)}"
-              + (f"; {difference(plan, fit[0])}" if plan.total > fit[0].total else "")
-              + (f"; {plan.why}: may not fit" if plan.why else ""))
+        line = (f"{plan.total:9.3f} s {told['tokens_per_second_per_gpu']:7.0f} tokens/s "
+                f"{told['tflops']:4.0f} TFLOP/s {told['mfu']:4.0%} {plan.bytes / 1e9:4.0f} GB  "
+                f"{in_words(asked.ten, plan.layout)}: {asked.ten.largest(plan.seconds, 3)}")
+        if plan.total > fit[0].total:
+            line += f"; {difference(plan, fit[0])}"
+        if plan.why:
+            line += f"; {plan.why}: may not fit"
+        print(line)
 
 
 def neighbours(ten, model, layout, software):
     """Yield what could be otherwise: ("tp 4", the layout with dp as it was), and so on."""
-    missing = ["v"] * (layout.pp == 1) + ["ep"] * (model.experts == 1)
-    for axis in (axis for axis in ("tp", "cp", "pp", "v", "ep", "micro_batch")
-                 if axis not in missing):
+    for axis in ("tp", "cp", "pp", "v", "ep", "micro_batch"):
+        if axis == "v" and layout.pp == 1 or axis == "ep" and model.experts == 1:
+            continue
         now = getattr(layout, axis)
         for degree in [now // 2] * (now > 1) + [now * 2]:
             other = replace(layout, **{axis: degree})
             if axis == "pp":                            # a slice has as many layers as it had
-                other = replace(other, v=max(1, layout.v * now // degree) if degree > 1 else 1)
+                slices = layout.v * now // degree if degree > 1 else 1
+                other = replace(other, v=max(1, slices))
             yield f"{axis.replace('_', '-')} {degree}", other
     for name in ("zero", "recompute"):
         for choice in ten.CHOICES[name]:
@@ -419,44 +418,51 @@ def explain(ten, model, cluster, software, gpus, batch, plan):
         yield f"  with {name} it would take {time} (mostly {difference(other, plan)}), {room}"
 
 
+def tables(ten, args, cluster):
+    """Print the tables that are asked for, in place of a plan; the status."""
+    from lab.planner import contexts, problems, published
+
+    if args.problems:
+        print(*problems.problems(ten), sep="\n")
+    elif args.contexts:
+        print(*contexts.tables(ten, cluster), sep="\n")
+    if not args.published:
+        return 0
+    print(*published.lines(ten), sep="\n")
+    return 1 if published.tables_missed(ten) else 0
+
+
 def program(ten):
     """Chapter 10 as a program."""
     commands.program(lambda: main(ten, sys.argv[1:]))
 
 
 def main(ten, argv):
-    """Answer the words `argv`; returns the exit status. ten: chapter 10, as a module."""
+    """Answer the words `argv`; returns the exit status."""
     try:
         args, asked = question(ten, argv)
     except refusal() as refused:
         refusals.complain(refused, alone=True)
-    if has_tables(args):
-        from lab.planner import contexts, problems, published
-
-        print(*(published.tables(ten) if args.published else problems.problems(ten)
-                if args.problems else contexts.tables(ten, asked.cluster)), sep="\n")
-        return 1 if args.published and published.beyond(ten) else 0
-    model, gpus, batch = asked.model, asked.gpus, asked.batch
-    fit, others = asked.find(gpus, asked.fixed)
+    if args.published or args.problems or args.contexts:
+        return tables(ten, args, asked.cluster)
+    fit, others = asked.find(asked.gpus, asked.fixed)
     if not fit:
-        refusals.fail(in_a_line(*advice(asked, others, argv)))
-    of_token = (f" ({model.parameters(model.top_k) / 1e9:.1f} G of a token)"
-                if model.experts > 1 else "")
-    print(f"{model.parameters() / 1e9:.1f} G parameters{of_token} on {gpus} x {args.cluster}, "
-          f"{args.software}: {batch} sequences of {model.seq:,} a step; {len(fit)} layouts "
-          + ("may fit, and none does for sure" if fit[0].why else "fit"))
+        refusals.fail(in_a_line(*advice(asked, others)))
+    print(title(asked, args, fit))
     if fit[0].why:
-        print(f"({in_a_line(*advice(asked, fit, argv))})")
+        print(f"({in_a_line(*advice(asked, fit))})")
     print_plans(asked, fit)
-    print(*[f"({caveat})\n" for caveat in asked.caveats()], sep="", end="")
+    for caveat in asked.caveats():
+        print(f"({caveat})")
     if args.explain:
-        print(*explain(ten, model, asked.cluster, asked.software, gpus, batch, fit[0]), sep="\n")
-    told = {}
+        print(*explain(ten, asked.model, asked.cluster, asked.software, asked.gpus, asked.batch,
+                       fit[0]), sep="\n")
+    told = as_json(asked, fit)
     if args.noise_scale:
         ways = batches.best_ways(asked, fit[0], args.noise_scale)
-        print(*batches.table(ways, model.seq, args.noise_scale), sep="\n")
-        told = {"batches": [batches.as_data(way) for way in ways]}
+        print(*batches.table(ways, asked.model.seq, args.noise_scale), sep="\n")
+        told["batches"] = [batches.as_data(way) for way in ways]
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(as_json(asked, fit) | told, indent=1) + "\n")
+        args.json.write_text(json.dumps(told, indent=1) + "\n")
     return 0

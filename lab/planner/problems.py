@@ -7,7 +7,7 @@ ten: chapter 10's module, whichever is held to them.
 
 import math
 
-from lab.planner import megatron, rooflines
+from lab.planner import rooflines, tables
 
 
 def best_checkpoints(layers, kept_by_input, kept_by_layer):
@@ -72,8 +72,8 @@ def overlap(ten):
 
 def micro_batches(ten):
     """Megatron's figure 16: which micro-batch is fastest."""
-    seconds = {b: sum(megatron.seconds(ten, *megatron.run_of_16(ten, b), 128).values())
-               for b in (1, 2, 4, 8)}
+    seconds = {run.layout.micro_batch: run.seconds
+               for run in tables.runs(ten, "figure 16", batch=128)}
     best = min(seconds, key=seconds.get)
     yield ("5. Megatron's micro-batch, 91 G parameters, tp 8, pp 8, a batch of 128: "
            + ", ".join(f"{b}: {s:.1f} s" for b, s in seconds.items())
@@ -82,15 +82,14 @@ def micro_batches(ten):
 
 def recomputation(ten):
     """Megatron's trade: 145 G parameters, tp 8, pp 16: time, memory, and how many checkpoints."""
-    software, runs = megatron.machine(ten).software, {
-        again: megatron.run_of_17(ten, again) for again in ("none", "full")}
-    seconds = {again: sum(megatron.seconds(ten, *run, 64).values()) for again, run in runs.items()}
-    bytes_of = {again: ten.memory(*run, software, 64)["activations"] / 1e9
-                for again, run in runs.items()}
-    kept = {again: ten.kept_by_layer(*run, software) for again, run in runs.items()}
-    best = best_checkpoints(80 // 16, kept["full"], kept["none"])
+    none, full = (tables.runs(ten, "figure 17", batch=64, recompute=recompute)[0]
+                  for recompute in ("none", "full"))
+    gb = [ten.memory(run.model, run.layout, run.software, 64)["activations"] / 1e9
+          for run in (none, full)]
+    kept = [ten.kept_by_layer(run.model, run.layout, run.software) for run in (none, full)]
+    layers = none.model.layers // none.layout.pp
+    best = best_checkpoints(layers, kept[1], kept[0])
     yield (f"6. Recomputation, 145 G parameters on 128 A100s: it costs "
-           f"{1 - seconds['none'] / seconds['full']:.0%} of the speed (up to 33%), and leaves "
-           f"{bytes_of['full']:.0f} of {bytes_of['none']:.0f} GB of activations. {best:.0f} "
-           f"checkpoints would keep least, in a stage of {80 // 16} layers: so each layer is one "
-           "(every 1 or 2).")
+           f"{1 - none.seconds / full.seconds:.0%} of the speed (up to 33%), and leaves "
+           f"{gb[1]:.0f} of {gb[0]:.0f} GB of activations. {best:.0f} checkpoints would keep "
+           f"least, in a stage of {layers} layers: so each layer is one (every 1 or 2).")

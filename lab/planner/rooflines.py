@@ -207,7 +207,6 @@ class Roof:
         found = [split for split in tried if self.least_tokens(*split) <= (1 + 1e-9) * least]
         return least, found[0]
 
-
     def planned_from(self, dp, tp):
         """Tokens of a chip from which on the planner has compute longer, too; None where it has no
         such layout."""
@@ -228,18 +227,25 @@ def in_words(roof, strategy, chips, chip="chip"):
     """From which batch on a strategy computes longer than it sends: the end of a sentence."""
     least, (dp, tp) = roof.best(strategy, chips)
     if strategy == "tp":
+        _, bandwidth = roof.links(dp, tp)
         widest = largest_tensor_parallel(roof.layer.weights / roof.layer.sent, roof.sheet.flops,
-                                         roof.links(dp, tp)[1])
-        return ("compute takes longer than messages" if tp <= widest else
-                "messages take longer than compute") + (
-            f" at every batch: up to {widest:.1f} ranks hide them")
-    words = "compute takes longer than messages " + (
-        f"from {least:,.0f} tokens of a {chip} on, {least * chips:,.0f} of a step"
-        if least else "at every batch")
-    if strategy == "both":
-        words += ", with " + (f"ZeRO-3 over {dp} and tp over {tp}" if min(dp, tp) > 1 else
-                              "ZeRO-3 alone: tp would not change that" if dp > 1 else "tp alone")
-    return words
+                                         bandwidth)
+        verdict = "messages take longer than compute"
+        if tp <= widest:
+            verdict = "compute takes longer than messages"
+        return f"{verdict} at every batch: up to {widest:.1f} ranks hide them"
+    words = "compute takes longer than messages "
+    if least:
+        words += f"from {least:,.0f} tokens of a {chip} on, {least * chips:,.0f} of a step"
+    else:
+        words += "at every batch"
+    if strategy != "both":
+        return words
+    if min(dp, tp) > 1:
+        return f"{words}, with ZeRO-3 over {dp} and tp over {tp}"
+    if dp > 1:
+        return f"{words}, with ZeRO-3 alone: tp would not change that"
+    return f"{words}, with tp alone"
 
 
 def by_data_sheet(ten, cluster):

@@ -64,7 +64,7 @@ def found(ten, argv):
     told = {"count": len(fit), "fits": bool(fit) and not fit[0].why, "why": None, "nearest": None,
             "changes": [], "plans": [plan_as_data(asked, plan) for plan in fit[:SHOWN]]}
     if not told["fits"]:
-        told["why"], told["changes"] = planning.advice(asked, fit or others, argv)
+        told["why"], told["changes"] = planning.advice(asked, fit or others)
         told["nearest"] = vars(planning.nearest_of(fit or others).layout)
     return told
 

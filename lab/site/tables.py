@@ -6,8 +6,7 @@ from typing import NamedTuple
 from markupsafe import Markup, escape
 
 from lab.texts import SOURCES, shown, shown_range, shown_ratio
-from lab.texts.contradictions import CONTRADICTIONS
-from lab.texts.differences import DIFFERENCES
+from lab.texts.claims import CONTRADICTIONS, DIFFERENCES
 
 
 class Line(NamedTuple):
@@ -42,13 +41,13 @@ def contradictions():
 
 
 def anchors_of_rows(source):
-    return anchors(f"row {source.number} {row.where}" for row in DIFFERENCES.get(source.number, ()))
+    return anchors(f"row {source.number} {row.where}" for row in DIFFERENCES[source.number])
 
 
 def lines_of(source):
     """The rows of a text that differ, computed."""
     lines = []
-    for anchor, row in zip(anchors_of_rows(source), DIFFERENCES.get(source.number, ())):
+    for anchor, row in zip(anchors_of_rows(source), DIFFERENCES[source.number]):
         ours = row.ours()
         lines.append(Line(anchor, row.where, row.what, shown_range(row.claimed, row.to, row.unit),
                           shown(ours, row.unit), shown_ratio(ours, row.nearest(ours)), row.by,
@@ -73,7 +72,7 @@ def search():
     """Entries of what search looks through: rows that differ, and what doesn't hold."""
     entries = []
     for source in SOURCES:
-        rows = DIFFERENCES.get(source.number, ())
+        rows = DIFFERENCES[source.number]
         entries += [[f"{source.name} {row.where} · {row.what}", f"texts.html#{anchor}",
                      f"{row.by}\n{row.why}"]
                     for anchor, row in zip(anchors_of_rows(source), rows)]

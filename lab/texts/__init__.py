@@ -1,9 +1,10 @@
 """The five texts that the course grew from, and where they and the course disagree.
 
-    contradictions    claims that don't hold, with what does and why
-    differences       their numbers that aren't ours, each with a reason
-    computed          what both tables compute
-    figure            the playbook's measurements, beside what the planner says
+    contradictions.toml     claims that don't hold, with what does and why
+    differences.toml        their numbers that aren't ours, each with a reason
+    claims                  both, read
+    computed                the functions that compute our numbers
+    figure                  the playbook's measurements, beside what the planner says
 """
 
 from typing import NamedTuple
@@ -60,4 +61,7 @@ def shown_ratio(ours: float, nearest: float) -> str:
         return f"{ours:+.2g}"
     times = ours / nearest
     percent = 100 * (times - 1)
-    return f"×{times:.0f}" if times >= 10 else f"{percent:+.{0 if abs(percent) >= 1 else 1}f}%"
+    if times >= 10:
+        return f"×{times:.0f}"
+    digits = 0 if abs(percent) >= 1 else 1
+    return f"{percent:+.{digits}f}%"

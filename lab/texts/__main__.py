@@ -17,8 +17,7 @@ from lab.chapters import rooms_with
 from lab.drawing import save
 from lab.run import commands, refusals
 from lab.texts import SOURCES, figure, shown, shown_range, shown_ratio
-from lab.texts.contradictions import CONTRADICTIONS
-from lab.texts.differences import DIFFERENCES
+from lab.texts.claims import CONTRADICTIONS, DIFFERENCES
 
 PICTURES = {"10_planner": rooms_with("figure")["10"].draw, "playbook": figure.draw}
 
@@ -48,7 +47,7 @@ def print_contradictions(sources):
 
 
 def print_differences(source):
-    rows = DIFFERENCES.get(source.number, ())
+    rows = DIFFERENCES[source.number]
     if rows:
         print(f"\n{source.number} · {source.title} {source.address}")
     for row in rows:

@@ -1,7 +1,7 @@
 """The playbook's measurements on H100s, beside what the planner says: figures/playbook.png."""
 
 from lab.drawing import BLUE, GRAY, ORANGE, PURPLE, RED, new_figure
-from lab.planner import playbook
+from lab.planner import playbook, tables
 from lab.texts.computed import ten
 
 COLORS = {"1B": BLUE, "3B": PURPLE, "8B": RED, "80B": ORANGE}
@@ -22,12 +22,13 @@ def draw_curves(axes, curves, title, **more):
 
 
 def draw_speeds(axes, axis, title):
-    degrees = playbook.THROUGHPUT[axis]
-    sheet, network = ({degree: playbook.speed_over(ten(), axis, degree, measured)
-                       for degree in degrees} for measured in (False, True))
+    runs = playbook.runs_over(ten(), axis)
+    sheet = {degree: run.predicted for degree, run in runs.items()}
+    network = {degree: playbook.with_its_network(run).predicted for degree, run in runs.items()}
+    measured = {degree: run.published for degree, run in runs.items()}
     draw_curves(axes, {"planned, data sheet's network": (BLUE, "-", sheet),
                        "planned, network as it measured": (BLUE, "--", network),
-                       "measured": (RED, "o", degrees)},
+                       "measured": (RED, "o", measured)},
                 title, xlabel=axis, ylabel=SPEED, ylim=(0, None))
 
 
@@ -44,8 +45,10 @@ def draw_bandwidths(axes):
 
 def draw_largest(axes):
     curves = {}
-    for (axis, measured), color in zip(playbook.LARGEST.items(), (BLUE, RED)):
-        planned = {tp: playbook.largest_that_fits(ten(), axis, tp) for tp in measured}
+    for axis, color in (("tp", BLUE), ("tp + sp", RED)):
+        runs = playbook.runs_over(ten(), axis)
+        planned = {tp: playbook.largest_that_fits(run) for tp, run in runs.items()}
+        measured = {tp: run.layout.micro_batch for tp, run in runs.items()}
         curves[f"{axis}, planned"] = color, "-", planned
         curves[f"{axis}, measured"] = color, "o", measured
     draw_curves(axes, curves, "Memory: the largest micro-batch of\nthe 3B that fits", xlabel="tp",
@@ -53,11 +56,12 @@ def draw_largest(axes):
 
 
 def draw_runs(axes):
+    models = tables.models(ten())
     for name, color in COLORS.items():
-        points = [(playbook.mfu(ten(), name, playbook.speed(ten(), name, layout)),
-                   playbook.mfu(ten(), name, measured))
-                  for of, _, layout, measured, _ in playbook.runs(ten()) if of == name]
-        axes.plot(*zip(*points), "o", color=color, label=name, markersize=5)
+        runs = [run for run in playbook.all_runs(ten()) if run.model == models[name]]
+        planned = [playbook.mfu(run, run.predicted) for run in runs]
+        measured = [playbook.mfu(run, run.published) for run in runs]
+        axes.plot(planned, measured, "o", color=color, label=name, markersize=5)
     ends = [0, 0.55]
     axes.plot(ends, ends, color=GRAY, linewidth=1)
     axes.fill_between(ends, [0.8 * end for end in ends], [1.2 * end for end in ends],

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from lab import formats
-from lab.planner import planning
 from tests.chapters.test_10_planner import ten  # noqa: F401  (a fixture)
 
 PARTS = "weights", "gradients", "optimizer"
@@ -39,14 +38,6 @@ def test_zero_shares_the_bytes_of_each_recipe_as_in_chapter_03(ten):
         assert of(dp=n, zero=2) == [weights, gradients / n, optimizer / n], name
         assert of(dp=n, zero=3) == pytest.approx([
             weights / n + min(2, weights) * whole, gradients / n, optimizer / n]), name
-
-
-def test_bytes_are_asked_for_by_flags(ten):
-    for flags, told in [
-            ("", 18), ("--gradient-bytes=2", 16), ("--weight-bytes=4 --master-bytes=0", 16),
-            ("--weight-bytes=1 --gradient-bytes=3 --master-bytes=2 --moment-bytes=3", 9)]:
-        asked = planning.Question(ten, planning.arguments(ten, ["--model=7b", *flags.split()]))
-        assert sum(states(ten, asked.model, ten.Layout(), asked.software)) == pytest.approx(told)
 
 
 def test_messages_and_seconds_follow_the_bytes(ten):

@@ -118,13 +118,13 @@ def test_where_nothing_fits_for_sure_it_says_so_and_what_would(ten):
 REFUSED = [  # arguments, and what the line has to name; one of each kind first
     ("--tp 3", "--tp"), ("--dp 3", "--batch 66"), ("--micro-batches 4", "--dp 8 --micro-batch 1"),
     ("--model 7b --gpus 1", "--gpus"), ("--heads 3", "--layers"),
-    ("--tp 3 --kv-heads 5", "tp 3"),
+    ("--heads 48 --model 8b", "--heads 16"),
     ("--fp8 --cluster a100", "without --fp8"), ("--shared 2", "--experts 8"),
     ("--memory 80", "--memory 80e9"), ("--layer 3", "without --layer 3"),
     ("--pp 2 --schedule dualpipe-v --v 2", "dualpipe-v"),
     ("--gpus 8 --batch 1 --pp 8 --v 4 --tp 1", "pp = 8"),
     ("--model mixtral --gpus 64 --batch 64 --ep 3", "ep = 3"),
-    ("--kv-heads 5 --model 405b", "--kv-heads 4 --gpus 128"),
+    ("--kv-heads 5 --model 405b", "--kv-heads 1"),
     ("--gpus 720720 --layers 90000 --dim 64 --heads 2 --seq 2000000 --experts 4096", "layouts")]
 
 

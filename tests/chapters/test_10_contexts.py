@@ -68,15 +68,6 @@ def test_bytes_inside_and_between_are_those_of_each_message(ten, gathers):
             assert ours[2] == pytest.approx(max(cards)), cut
 
 
-def test_latents_are_a_head_that_each_rank_needs(ten):
-    model = ten.MODELS["deepseek-v3"]
-    assert list(contexts.bytes_of_token(model).values()) == [
-        2 * 128 * (128 + 64 + 128), 2 * (128 * (128 + 128) + 64), 2 * (512 + 64)]
-    assert contexts.flops_to_expand(model) == 2 * 512 * 128 * (128 + 128)
-    keys = [contexts.keys_of_token(model, Cut(16, inner, latents=True)) for inner in (1, 8)]
-    assert keys == [576, 8 * 576]
-
-
 # ------------------------------------------------------------------------------------- the seconds
 
 
@@ -113,14 +104,3 @@ def test_gathered_keys_are_the_planners_own(ten, h100):
     gathered = contexts.layer(ten, model, model.seq, h100, Cut(64, gathers=True))
     assert gathered.around == pytest.approx(sum(part["cp"] for part in passes))
     assert gathered.seconds == pytest.approx(sum(sum(part.values()) for part in passes))
-
-
-def test_latents_cost_flops_instead_of_bytes(ten, h100):
-    model, machine = ten.MODELS["deepseek-v3"].dense, ten.Machine(h100, ten.Software())
-    of = lambda **more: contexts.layer(ten, model, 2**17, h100, Cut(64, **more))
-    expanded, latents, eight = of(), of(latents=True), of(inner=8, latents=True)
-    assert latents.around < expanded.around / 1000
-    # In forward, in backward, and two gradients, for the tokens of 63 other ranks.
-    assert latents.expanding == pytest.approx(4 * 63 * machine.matmul(2048, 512, 32768))
-    assert eight.expanding == pytest.approx(4 * 7 * machine.matmul(8 * 2048, 512, 32768 / 8))
-    assert min(contexts.ways(ten, model, 2**17, h100, 64), key=lambda way: way.seconds) == eight

@@ -10,10 +10,9 @@ from unittest import mock
 import pytest
 from torch.utils._pytree import tree_leaves
 
-from lab.planner import mixtures, muon
+from lab.planner import muon, tables
 from lab.planner.models import as_planned
 from lab.run import formulas, meters
-from tests.chapters.test_10_command_line import told
 from tests.chapters.test_10_planner import ten  # noqa: F401  (a fixture)
 from tests.conftest import SMALL, TEXT, chapter, run_main, sample
 
@@ -109,7 +108,7 @@ def test_work_is_shared_out_as_in_chapter_11(ten, eleven):
 
 
 def test_its_matrices_are_the_planners_weights(ten, eleven):
-    for name, model in mixtures.models(ten).items():
+    for name, model in tables.models(ten).items():
         weights = Counter(model.matrices(model.experts))
         if model.experts > 1:
             weights["routers"] = model.experts * model.dim
@@ -180,15 +179,3 @@ def test_experts_are_whole_and_copies_of_keys_are_gathered(ten):
     model = ten.MODELS["qwen3-235b"]                    # 4 kv heads
     groups = lambda tp: muon.groups([(model, 1)], ten.Layout(8, tp), software)
     assert (16, True) in groups(8) and not any(are_copies for _, are_copies in groups(4))
-
-
-def test_an_explanation_shows_what_it_costs(ten):
-    argv = "--model 8b --gpus 64 --batch 512 --dp 64 --micro-batch 1 --explain --zero=3".split()
-    status, said, errors = told(ten, [*argv, MUON])
-    assert (status, errors) == (0, "")
-    [first, second] = [line for line in said.splitlines() if "computing and" in line]
-    for line, way in ((first, "deal"), (second, "gather")):
-        cost = cost_of(ten, ten.MODELS["8b"], ten.Layout(64, zero=3), way=way)
-        assert f"{1e3 * cost.computing:,.1f} ms" in line
-        assert f"{1e3 * cost.sending:,.1f} ms" in line
-    assert "Muon" not in told(ten, argv)[1]

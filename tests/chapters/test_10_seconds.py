@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lab.planner import mixtures, planning
+from lab.planner import planning, tables
 from tests.chapters.test_10_planner import ten  # noqa: F401  (a fixture)
 
 
@@ -44,7 +44,7 @@ def test_hops_take_time_within_a_node_and_between_nodes(ten):
 def test_matmuls_of_all_ranks_are_those_whose_flops_are_counted(ten, name):
     """If memory and links take no time. deepseek-v3 brings latents, a shared expert, dense layers.
     """
-    model = replace(mixtures.models(ten)[name], seq=1024, layers=7, heads=32)
+    model = replace(tables.models(ten)[name], seq=1024, layers=7, heads=32)
     model = replace(model, kv_heads=min(model.kv_heads, 32))
     cluster = ten.Cluster(1e15, 1, 1, 1e40, 1e9, nvlink=1e30, nic=1e30)
     software = replace(ten.SOFTWARE["torchtitan"], flash=False)
@@ -94,23 +94,21 @@ def test_zero_2_and_3_send_in_every_micro_batch(ten):
     assert seconds(1, dp_hidden=1) < seconds(1)
 
 
-def test_what_hides_where(ten):
-    """tp's messages hide behind matmuls, forward or backward; dp's only behind the last backward.
-    """
+def test_messages_hide_behind_no_more_than_there_is(ten):
+    """tp's behind matmuls, forward or backward; dp's only behind the last backward."""
     model, h100, layout = ten.MODELS["8b"], ten.CLUSTERS["h100"], ten.Layout(tp=8)
-    tp = lambda cluster=h100, **software: [part["tp"] for part in ten.layer_seconds(
-        model, layout, ten.Machine(cluster, ten.Software(**software)))]
+
+    def tp(**software):
+        machine = ten.Machine(h100, ten.Software(**software))
+        return [part["tp"] for part in ten.layer_seconds(model, layout, machine)]
+
     [shown, _], [half, whole] = tp(), tp(tp_hidden=0.5)
     assert half == pytest.approx(shown / 2) and whole == pytest.approx(shown)
     dp = lambda batch: ten.step_seconds(model, ten.Layout(8), replace(h100, nvlink=2e10),
                                         ten.SOFTWARE["torchtitan"], batch)["dp"]
     assert dp(8) == dp(64) > 0
-
-
-def test_messages_hide_behind_no_more_than_there_is(ten):
     software = ten.SOFTWARE["megatron-2024"]
-    slow = ten.Machine(replace(ten.CLUSTERS["h100"], nvlink=1e9), software)
-    model, layout = ten.MODELS["8b"], ten.Layout(tp=8)
+    slow = ten.Machine(replace(h100, nvlink=1e9), software)
     sent = slow.ring(2 * 4 * 8192 * 4096, 8, 1, 4)
     for part in ten.layer_seconds(model, layout, slow):
         assert part["tp"] == pytest.approx(sent - part["matmul"])
@@ -180,25 +178,18 @@ def test_the_first_stage_keeps_most_or_the_last_one_with_its_logits(ten):
 
 
 def test_an_explanation_agrees_with_the_plans_it_compares(ten):
-    h100 = ten.CLUSTERS["h100"]
-
-    def compare(model, software, layout, gpus, batch, others):
-        plan = ten.Plan(model, layout, h100, software, gpus, batch)
-        lines = planning.explain(ten, model, h100, software, gpus, batch, plan)
-        told = [line.strip() for line in lines]
-        for name, change in others.items():
-            other = ten.Plan(model, replace(layout, **change), h100, software, gpus, batch)
-            share = other.total / plan.total - 1
-            [line] = [line for line in told if line.startswith(f"with {name} ")]
-            assert f"{abs(share):.0%} {'more' if share > 0 else 'less'}" in line
-            cause, by, *_ = line.partition("mostly ")[2].split()
-            assert (by[0] == "+") == (other.seconds[cause] > plan.seconds[cause])
-        return told
-
-    told = compare(ten.MODELS["70b"], ten.SOFTWARE["llama3"], ten.Layout(8, 8, pp=4, v=4, zero=1),
-                   256, 256, {"tp 4": {"dp": 16, "tp": 4}, "pp 8": {"dp": 4, "pp": 8, "v": 2},
-                              "recompute full": {"recompute": "full"}})
-    assert not any("with ep" in line for line in told)
-    told = compare(ten.MODELS["mixtral"], ten.SOFTWARE["megatron-moe"],
-                   ten.Layout(8, 2, ep=8, zero=1), 16, 64, {"ep 4": {"ep": 4}})
-    assert any(line.startswith("with ep 16: experts = 8") for line in told)
+    _, asked = planning.question(ten, ["--model=mixtral", "--gpus=32", "--batch=64"])
+    layout = ten.Layout(8, 2, pp=2, v=4, ep=8, zero=1)
+    asked_of = asked.model, asked.cluster, asked.software, 32, 64
+    plan_of = lambda layout: ten.Plan(asked.model, layout, *asked_of[1:])
+    lines = [line.strip() for line in planning.explain(ten, *asked_of, plan_of(layout))]
+    changes = {"tp 1": {"dp": 16, "tp": 1, "sp": False}, "ep 4": {"ep": 4},
+               "pp 4": {"dp": 4, "pp": 4, "v": 2}, "recompute full": {"recompute": "full"}}
+    for name, change in changes.items():
+        plan, other = plan_of(layout), plan_of(replace(layout, **change))
+        share = other.total / plan.total - 1
+        [line] = [line for line in lines if line.startswith(f"with {name} ")]
+        assert f"{abs(share):.0%} {'more' if share > 0 else 'less'}" in line
+        cause, by, *_ = line.partition("mostly ")[2].split()
+        assert (by[0] == "+") == (other.seconds[cause] > plan.seconds[cause])
+    assert any(line.startswith("with ep 16: experts = 8") for line in lines)

@@ -4,7 +4,7 @@ import functools
 
 from lab.chapters import chapter
 from lab.drawing import blank
-from lab.planner import planning, published
+from lab.planner import planning, published, tables
 
 OF = None               # no run's
 COLORS = ["#355070", "#6d597a", "#b56576", "#e56b6f", "#eaac8b", "#8d99ae", "#457b9d", "#2a9d8f",
@@ -105,15 +105,17 @@ def draw_seconds(axes):
     axes.legend(fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.13))
 
 
+def tflops(run, value):
+    """TFLOP/s of a GPU, of what was published or predicted of a run in its unit."""
+    return run.flops / value / 1e12 if run.unit == "s" else value
+
+
 def draw_published(axes):
-    """TFLOP/s of a GPU, published over predicted; seconds are turned into such."""
-    for name, color in zip(published.PUBLISHED, COLORS):
-        x, y = [], []
-        for _, told, ours, constant in published.rows(chapter("10"), name):
-            in_seconds = name.startswith("table 5")
-            flops = constant * published.CONSTANT if in_seconds else None
-            x.append(flops / ours if in_seconds else ours)
-            y.append(flops / told if in_seconds else told)
+    """TFLOP/s of a GPU, published over predicted."""
+    for name, color in zip(published.DENSE, COLORS):
+        runs = tables.runs(chapter("10"), name)
+        x = [tflops(run, run.predicted) for run in runs]
+        y = [tflops(run, run.published) for run in runs]
         paper = "Narayanan" if "table 5" not in name else "Korthikanti"
         axes.plot(x, y, "o", color=color, label=f"{paper}, {name}", markersize=5)
     ends = [35, 200]

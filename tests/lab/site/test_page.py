@@ -19,8 +19,7 @@ from lab.site import __main__ as program
 from lab.site import answers, figures, markdown, prose, reading, server, tools
 from lab.site.source import HEADING, Source
 from lab.texts import SOURCES, shown
-from lab.texts.contradictions import CONTRADICTIONS
-from lab.texts.differences import DIFFERENCES
+from lab.texts.claims import CONTRADICTIONS, DIFFERENCES
 from tests.conftest import ROOT
 
 VOID = {"meta", "link", "input", "img", "br", "hr"}
