@@ -1,11 +1,12 @@
 """The rooms: what belongs to one chapter and to nothing else lies in one folder, NN/.
 
-    exercises.py      EXERCISES: what students write, with questions, hints and checks;
-                      BESIDE: {another file: its exercises}
+    exercises.toml    what students write, with questions, hints and checks (the format is in
+                      lab/classroom/exercise.py); NAME_exercises.toml: of a file of FILES
+    checks.py         what the checks of the exercises call, if an expression isn't enough
     predictions.py    predictions(pick), what lab.predict asks: a run, and five questions about it
     figure.py         draw(runs), what lab.pictures draws of the JSON of runs whose "chapter" is OF,
                       and of those that are BESIDE them; OF = None: draw(), for lab.texts
-    exhibits.py       EXHIBITS: the museum's silent bugs
+    exhibits.toml     the museum's silent bugs (lab/museum/exhibit.py has the format)
     held.py           Held, what its runs are held to beside all others: see lab/run/instrument.py;
                       or Run, if they are no runs of a model
     about.py          what lab/ knows of it:

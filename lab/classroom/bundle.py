@@ -26,7 +26,7 @@ from lab.run import commands, refusals
 
 ROOTS = ("lab.exercises", "lab.grade", "lab.launch", "lab.pictures",
          "lab.planner.planning")
-OF_ROOMS = ("about.py", "*exercises.py", "figure.py", "held.py", "simulate.py", "oracle.py",
+OF_ROOMS = ("about.py", "*checks.py", "figure.py", "held.py", "simulate.py", "oracle.py",
             "automatic.py")
 AS_THEY_ARE = "common.py", "LICENSE", "lab/setup.mk", "lab/setup.sh"
 HANDOUT = Path(__file__).with_name("handout")           # a README and a Makefile of its own
@@ -78,7 +78,7 @@ def texts():
     roots += [path for room in chapters.ROOMS for pattern in OF_ROOMS
               for path in (chapters.HERE / room).glob(pattern)]
     files = {*closure(roots), *ROOT.glob("kernels/*.py"), *ROOT.glob("lab/planner/*.toml"),
-             *(ROOT / name for name in AS_THEY_ARE),
+             *chapters.HERE.glob("*/*exercises.toml"), *(ROOT / name for name in AS_THEY_ARE),
              *(ROOT / f"{name}.py" for name in chapters.NAMES)}
     found = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
     found |= {f"{chapter}.py": with_holes(chapter) for chapter in EXERCISES}

@@ -1,20 +1,30 @@
-"""What an exercise is: functions that students write, and what checks them.
+"""What an exercise is, and how a room's exercises.toml is read.
 
-A check of a Same is a function of the module that a student has written. What it gives of the
-solution's module was computed in other processes: so it must give the same value whenever it is
-called, here and elsewhere.
+    file = "02_data_parallel"           # whose functions students write
+
+    [[exercises]]
+    number = "02.6"
+    names = "wire_bytes"                # title: what it is called, if the names are not one
+    level = 1
+    question = 'How many bytes does one of N ranks send?'
+    hints = ["The first", "The second"]
+    [[exercises.checks]]                # the chapter's run matches its formulas and one GPU
+    run = "--variant naive"
+    ranks = 4
+    [[exercises.checks]]                # an expression has the value that it has for our solution
+    value = "chapter.wire_bytes(1000, 4)"
+    words = "1,000 bytes on 4 ranks"
+
+An expression knows the student's module as `chapter`, and the names of lab/chapters/checking.py and
+of the checks.py beside the file.
 """
 
-from collections.abc import Callable
+import importlib
+import tomllib
 from typing import NamedTuple
 
-import torch
-import torch.distributed as dist
+from lab.chapters import checking
 
-from common import PRESETS
-
-TINY = PRESETS["tiny"]
-NUMBERS = torch.Generator()
 SMALL = ("--layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=16 --steps=3 --dtype=float64 "
          "--optimizer=sgd")                             # what a Run's flags leave open
 
@@ -27,25 +37,25 @@ class Run(NamedTuple):
 
 
 class Same(NamedTuple):
-    """A check: what function(chapter, *sizes) gives of a student's module is what it gives of the
-    solution's. words: what is compared, as a student is told. ranks: where it is called; those of
-    several are gloo's, all in dist.group.WORLD, and each one's value is compared."""
-    function: Callable
+    """A check: what an expression gives of a student's module is what it gives of the solution's.
+    words: what is compared, as a student is told. module: which names it knows beside `chapter`.
+    ranks: where it is evaluated; those of several are gloo's, all in dist.group.WORLD, and each
+    one's value is compared."""
+    expression: str
     words: str
-    sizes: tuple = ()
+    module: str
     ranks: int = 1
 
     @property
     def key(self):
         """What tells it from the other checks of all exercises."""
-        function = f"{self.function.__module__}.{self.function.__qualname__}"
-        return f"{function} {self.sizes!r} on {self.ranks}"
+        return f"{self.module}: {self.expression} on {self.ranks}"
 
     def value(self, chapter):
         """Of a chapter's module."""
-        torch.manual_seed(0)
-        NUMBERS.manual_seed(0)
-        return self.function(chapter, *self.sizes)
+        names = vars(checking) | vars(importlib.import_module(self.module))
+        checking.seed()
+        return eval(self.expression, names | {"chapter": chapter})
 
 
 class Exercise(NamedTuple):
@@ -66,13 +76,40 @@ class Exercise(NamedTuple):
         return self.title or self.names
 
 
-def random(*shape):
-    """Numbers in float64, normally distributed: the same ones in each evaluation of a check."""
-    return torch.randn(*shape, generator=NUMBERS, dtype=torch.float64)
+def read(path):
+    """(file without .py, its exercises) of an exercises.toml. Raises ValueError with one line: the
+    file, the exercise, and what is wrong with it."""
+    module = f"lab.chapters.{path.parent.name}.{path.stem.replace('exercises', 'checks')}"
+    try:
+        room = tomllib.loads(path.read_text(encoding="utf-8"))
+        return room["file"], [exercise_of(entry, module) for entry in room["exercises"]]
+    except KeyError as error:
+        raise ValueError(f"{path}: {error} is missing") from None
+    except ValueError as error:                         # also of tomllib
+        raise ValueError(f"{path}: {error}") from None
 
 
-def alone():
-    """A process group of one rank: what a rank shows of a chapter without a run."""
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return dist.group.WORLD
+def exercise_of(entry, module):
+    """The Exercise of an entry of the file."""
+    number = entry.get("number", "an exercise")
+    try:
+        texts = {"question": flowing(entry["question"]),
+                 "hints": tuple(map(flowing, entry["hints"]))}
+        checks = tuple(check_of(check, module) for check in entry["checks"])
+        return Exercise(**entry | texts | {"checks": checks})
+    except KeyError as error:
+        raise ValueError(f"{number}: {error} is missing") from None
+    except TypeError as error:                          # a key is missing, or is none of ours
+        raise ValueError(f"{number}: {error}") from None
+
+
+def check_of(entry, module):
+    """The Run or Same of an entry of the file."""
+    if "run" in entry:
+        return Run(entry["ranks"], flowing(entry["run"]))
+    return Same(entry["value"].strip(), entry["words"], module, entry.get("ranks", 1))
+
+
+def flowing(text):
+    """A text in one line."""
+    return " ".join(text.split())

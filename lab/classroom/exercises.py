@@ -7,8 +7,8 @@
                                                 (--level 1: of that level alone; --force: also
                                                 over files that somebody has changed)
 
-An exercise is defined in one place, lab/chapters/NN/exercises.py. What belongs into a hole stands
-in the chapter itself. Levels: 1 is a line or two, 2 a page that one has to think about, 3 an
+An exercise is defined in one place, lab/chapters/NN/exercises.toml. What belongs into a hole
+stands in the chapter itself. Levels: 1 is a line or two, 2 a page that one has to think about, 3 an
 evening.
 """
 
@@ -16,26 +16,28 @@ import difflib
 import shlex
 import sys
 import textwrap
+from pathlib import Path
 
 from common import Refused
 from lab import ROOT, chapters
 from lab.classroom import holes
+from lab.classroom.exercise import read
 from lab.run import commands, refusals
 
 
-def gathered():
-    """{file without .py: its exercises} of all rooms."""
-    found, beside = {}, {}
-    for room, module in chapters.rooms_with("exercises").items():
-        if room == "kernels":
-            found |= {f"kernels/{name}": these for name, these in module.EXERCISES.items()}
-        else:
-            found[chapters.name_of(room)] = module.EXERCISES
-        beside |= getattr(module, "BESIDE", {})
-    return found | beside
+def read_all():
+    """{file without .py: its exercises}: of chapters, and of the files beside them."""
+    paths = [chapters.HERE / room / "exercises.toml" for room in chapters.ROOMS]
+    for room, about in chapters.rooms_with("about").items():
+        names = [Path(file).name for file in getattr(about, "FILES", ())]
+        paths += [chapters.HERE / room / f"{name}_exercises.toml" for name in names]
+    try:
+        return dict(read(path) for path in paths if path.exists())
+    except ValueError as error:
+        refusals.fail(str(error))
 
 
-EXERCISES = gathered()
+EXERCISES = read_all()
 
 
 def solution(chapter):

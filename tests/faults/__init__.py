@@ -1,15 +1,19 @@
 """Faults that students make and frameworks had, planted into our own files: a table per chapter.
 
-    Fault("summed(gradient, ctx.group)", "gradient",
-          Graded("04.1", "differ between ranks that hold the same"))
+    [[faults]]                          # chapter_04.toml
+    right = 'summed(gradient, ctx.group)'
+    wrong = 'gradient'
+    graded."04.1" = "differ between ranks that hold the same"
 
-A fault is one edit, and what each instrument must say about it. An edit appears once: what a bug of
-the museum plants (lab/chapters/NN/exhibits.py) isn't planted here for the verifier again.
+A fault is one edit, and what each instrument must say about it: the grader, a run that is verified
+(`[[faults.verified]]`), and a run on pretended CUDA (`[[faults.on_cuda]]`). An edit appears once:
+what a bug of the museum plants (lab/chapters/NN/exhibits.toml) isn't planted here for the verifier
+again.
 """
 
 import ast
-import importlib
-import pkgutil
+import tomllib
+from pathlib import Path
 from typing import NamedTuple
 
 from lab.classroom import exercises, holes
@@ -21,7 +25,7 @@ class Verified(NamedTuple):
     ranks: int
     flags: str
     named: str = ""  # part of a line that begins with ✗
-    diagnosis: str = ""  # all lines that begin with →
+    diagnosis: list = ()  # all lines that begin with →
 
 
 class Graded(NamedTuple):
@@ -38,15 +42,16 @@ class OnCuda(NamedTuple):
     rule: str
 
 
-class Fault:
+class Fault(NamedTuple):
     """An edit of the file NAME.py, and what sees it.
 
     right: text that the file contains once, or the functions of the exercise in `seen_by` do.
     """
 
-    def __init__(self, right, wrong, *seen_by):
-        self.right, self.wrong, self.seen_by = right, wrong, seen_by
-        self.file = None  # set by `tables`
+    file: str
+    right: str
+    wrong: str
+    seen_by: list
 
     def by(self, kind):
         return [seen for seen in self.seen_by if isinstance(seen, kind)]
@@ -75,19 +80,25 @@ FILES = {f"chapter_{exercises.short(file)}": file for file in exercises.EXERCISE
 FILES |= {"duality": "lab/chapters/04/duality", "sharding": "lab/chapters/04/sharding"}
 
 
-def tables():
-    """{name of a table: its faults}. Kernels share a table: their exercise names the file."""
-    found = {}
-    for _, name, _ in pkgutil.iter_modules(__path__):
-        if name.startswith("test_"):
-            continue
-        found[name] = importlib.import_module(f"{__name__}.{name}").FAULTS
-        for fault in found[name]:
-            fault.file = FILES.get(name) or EXERCISES[fault.by(Graded)[0].exercise][0]
-    return found
+def read(path):
+    """The faults of a table. Kernels share one: their exercise names the file."""
+    faults = []
+    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["faults"]:
+        graded = [Graded(exercise, says) for exercise, says in entry.pop("graded", {}).items()]
+        verified = [verified_of(run) for run in entry.pop("verified", [])]
+        on_cuda = [OnCuda(**run) for run in entry.pop("on_cuda", [])]
+        file = FILES.get(path.stem) or EXERCISES[graded[0].exercise][0]
+        faults.append(Fault(file, **entry, seen_by=[*graded, *verified, *on_cuda]))
+    return faults
 
 
-TABLES = tables()
+def verified_of(run):
+    """A run's entry. A line of its diagnosis may go over several lines of the file."""
+    diagnosis = [" ".join(line.split()) for line in run.get("diagnosis", [])]
+    return Verified(**run | {"diagnosis": diagnosis})
+
+
+TABLES = {path.stem: read(path) for path in sorted(Path(__file__).parent.glob("*.toml"))}
 FAULTS = [fault for table in TABLES.values() for fault in table]
 
 

@@ -56,8 +56,8 @@ def changed(old, new):
 
 
 def test_an_edit_that_does_not_apply_says_so():
-    fault = faults.Fault("there is no such line", "", Graded("04.1", "nothing"))
-    fault.file = "04_tensor_parallel"
+    fault = faults.Fault("04_tensor_parallel", "there is no such line", "",
+                         [Graded("04.1", "nothing")])
     with pytest.raises(ValueError, match="contains 0 times.*there is no such line"):
         fault.planted()
 
@@ -87,8 +87,8 @@ def test_a_run_is_not_the_same_as_one_gpu(ranks, tmp_path, fault, seen):
     assert status == 1 and run["problems"] and problems, output
     assert any(seen.named in line for line in problems), output
     if seen.diagnosis:
-        said = [line.removeprefix("  → ") for line in lines if line.startswith("  → ")]
-        assert run["diagnosis"] == said == seen.diagnosis.split("\n")
+        printed = [line.removeprefix("  → ") for line in lines if line.startswith("  → ")]
+        assert run["diagnosis"] == printed == seen.diagnosis
 
 
 # ----------------------------------------------------------------------------------- the grader

@@ -134,7 +134,7 @@ OTHERS = [
     lab("hunt", "--grade=hunt.py", "lab.museum.hunt.grade",
         files={"hunt.py": a_hunt}, reads={"--grade": "ours"}, **LONG),
     lab("museum", "06", "lab.museum.__main__.play_all",
-        writes={"--json": "museum.json", "--out": "museum.png"}),
+        writes={"--out": "museum.png"}),
     lab("notebook", "--repository=https://example.org/course", "lab.notebook.text_of",
         writes={"--out": "fivefold.ipynb"}, **LONG),
     lab("site", "--port=0", "lab.site.__main__.listen lab.site.export.write"),

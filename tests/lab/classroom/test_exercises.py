@@ -1,13 +1,15 @@
 """The table of exercises, and the chapters with holes that are written from it."""
 
 import ast
+import importlib
 import inspect
 import re
 
 import pytest
 
+from lab import chapters
 from lab.classroom import exercises, holes
-from lab.classroom.exercise import Run
+from lab.classroom.exercise import Run, read
 from lab.classroom.exercises import EXERCISES
 from tests.conftest import sample
 
@@ -22,6 +24,12 @@ def names_of(node):
         return {name.id for target in node.targets for name in ast.walk(target)
                 if isinstance(name, ast.Name)}
     return {getattr(node, "name", None)}
+
+
+def source_of(check):
+    """A check's expression, and the function of the room that it calls, if it calls one."""
+    called = vars(importlib.import_module(check.module)).get(check.expression.partition("(")[0])
+    return check.expression + (inspect.getsource(called) if called else "")
 
 
 def test_the_table_is_sound():
@@ -45,9 +53,23 @@ def test_the_table_is_sound():
                 if isinstance(check, Run):
                     assert 1 <= check.ranks <= 8 and not chapter.startswith("kernels")
                 else:
-                    used = re.findall(r"\bchapter\.(\w+)", inspect.getsource(check.function))
+                    used = re.findall(r"\bchapter\.(\w+)", source_of(check))
                     assert check.words and set(used) <= defined, check.words
     assert {path.stem for path in exercises.ROOT.glob("[0-9][0-9]_*.py")} < EXERCISES.keys()
+
+
+@pytest.mark.parametrize(("right", "wrong", "error"), [
+    ("level = 1\n", "", "02.1: .*level"), ("level = 1", "lvl = 1", "02.1: .*lvl"),
+    ('value = "', 'vlue = "', "02.1: 'value' is missing"),
+    ("hints = [", "hnts = [", "02.1: 'hints' is missing"),
+    ("[[exercises]]", "[[exercises]", "line")])
+def test_a_wrong_file_is_one_clear_line(tmp_path, right, wrong, error):
+    path = tmp_path / "exercises.toml"
+    text = (chapters.HERE / "02" / "exercises.toml").read_text(encoding="utf-8")
+    path.write_text(text.replace(right, wrong, 1))
+    with pytest.raises(ValueError, match=error) as raised:
+        read(path)
+    assert str(raised.value).startswith(f"{path}: ") and "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("chapter", sample(EXERCISES))

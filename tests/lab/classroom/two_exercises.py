@@ -15,10 +15,6 @@ ANSWER = "        return gradient, None\n"  # to SUM
 RIGHT = next(line for line in SOLUTION.splitlines() if "    return 1 + 8 * dim" in line)  # to PAYS
 
 
-def who_pays(chapter):
-    return [chapter.ranks_that_pay(dim, 2, 989e12, 450e9) for dim in (1024, 8192)]
-
-
 def sums_on_ranks(chapter):
     """The gradient that a sum on all ranks hands back if the loss weighs rank r with 10^r."""
     x = torch.zeros(2, requires_grad=True)
@@ -29,9 +25,10 @@ def sums_on_ranks(chapter):
 
 SUM = Exercise("04.2", "SumOut.backward", 1, "?", ("", ""), (Run(2, "--steps=1 --layers=1"),))
 PAYS = Exercise("04.7", "ranks_that_pay", 2, "?", ("", ""), (
-    Same(who_pays, "[ranks_that_pay(dim, 2, 989e12, 450e9) for dim in (1024, 8192)]"),), "who pays")
+    Same("[chapter.ranks_that_pay(dim, 2, 989e12, 450e9) for dim in (1024, 8192)]",
+         "of 1,024 and 8,192 numbers", __name__),), "who pays")
 ON_RANKS = Exercise("04.2", "SumOut.forward SumOut.backward", 1, "?", ("?", "?"),
-                    (Same(sums_on_ranks, "SumOut on 3 ranks", ranks=3),))
+                    (Same("sums_on_ranks(chapter)", "SumOut on 3 ranks", __name__, 3),))
 LINES = {SUM: ANSWER, ON_RANKS: ANSWER, PAYS: RIGHT}
 
 

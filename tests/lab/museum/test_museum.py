@@ -1,6 +1,5 @@
 """The museum: each plant applies once, is caught by what it names, and by nothing that is blind."""
 
-import json
 import re
 from functools import partial
 
@@ -10,7 +9,7 @@ from lab import chapters, museum
 from lab.classroom import checks
 from lab.museum import __main__ as command
 from lab.museum import hunt, observe, published
-from lab.museum.exhibit import Exhibit
+from lab.museum.exhibit import read
 from lab.run.about import as_check
 from tests.conftest import FULL, sample
 
@@ -71,38 +70,56 @@ def test_what_shows_at_full_size_alone_is_in_no_hunt():
     assert not any(at_full_size & {*those} for those in hunt.huntable().values())
 
 
-def test_what_a_run_says_becomes_observables():
+def test_a_runs_json_becomes_observables():
     check = partial(as_check, measured=1, expected=2)
     run = {"checks": [check(("sent", "send", "payload"), ok=False),
                       check(("states", "parameters"), ok=True), check(("kept", "all"), ok=None)],
            "tolerance": {"loss": 1e-5}, "loss": [1.0, 2.0, None], "reference_loss": [1.0, 2.1, 3.0],
            "unlike": ["loss", "gradient norm", "gradients"]}
-    assert observe.of_record(run) == ("loss", "gradients", "gradient norm", "sent")
+    assert observe.caught_in(run) == ("loss", "gradients", "gradient norm", "sent")
     clean, seen = (observe.Seen(0, (), losses, ()) for losses in ([4.0, 3.0, 2.0], [4.0, 3.3, 1.0]))
     assert observe.first_step(clean, seen) == 2 and observe.first_step(clean, clean) is None
-    assert observe.silence(clean, seen) == (0, 0.5)
-    assert observe.silence(clean, seen._replace(loss=[4.0, None, 1.0])) == (None, None)
+    assert observe.relative_differences(clean, seen) == (0, 0.5)
+    assert observe.relative_differences(clean, seen._replace(loss=[4.0, None])) == (None, None)
 
 
 @pytest.mark.full
-def test_the_command_tells_of_an_exhibit_and_draws_it(tmp_path, capsys):
-    figure, file = tmp_path / "museum.png", tmp_path / "museum.json"
-    assert command.main(["unsloth-zoo#1023", f"--out={figure}", f"--json={file}", "--stories"]) == 0
-    assert "✓ unslothai/unsloth-zoo#1023" in capsys.readouterr().out
-    [told] = json.loads(file.read_text())
-    assert told["first loss"] == 0 and told["step"] == 2 and figure.stat().st_size > 5000
+def test_the_command_prints_and_draws_an_exhibit(tmp_path, capsys):
+    figure = tmp_path / "museum.png"
+    assert command.main(["unsloth-zoo#1023", f"--out={figure}"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("✓")]
+    assert line.split()[1:4] == ["unslothai/unsloth-zoo#1023", "2", "0"]
+    assert figure.stat().st_size > 5000
 
 
 @pytest.mark.full
 def test_an_exhibit_that_is_not_caught_fails_the_command(monkeypatch, capsys):
     blind = EXHIBITS[2]._replace(new=EXHIBITS[2].old + "        pass\n")
-    monkeypatch.setattr(museum, "exhibits", lambda: {"01": [Exhibit(*blind)]})
+    monkeypatch.setattr(museum, "exhibits", lambda: {"01": [blind]})
     assert command.main([]) == 1
     assert "✗ NOT caught" in capsys.readouterr().out
 
 
+ROOM = (chapters.HERE / "10" / "exhibits.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("right", "wrong", "error"), [
+    ('run = "published"', 'run = "publish"', "AI-Hypercomputer/maxtext#1972: .*runs.publish"),
+    ('title = "one', 'titel = "one', "AI-Hypercomputer/maxtext#1972: title is missing"),
+    ("blind = [", "blnd = [", "AI-Hypercomputer/maxtext#1972: blind is missing"),
+    ('file = "10', 'ranks = 0\nfile = "10', "outside of all exhibits: there is no setting 'ranks'"),
+    ("ranks = 0", 'ranks = "0"', "AI-Hypercomputer/maxtext#1972: ranks .* is not a number"),
+    ("[[exhibits]]", "[[exhibits]", "line")])
+def test_a_wrong_file_is_one_clear_line(tmp_path, right, wrong, error):
+    path = tmp_path / "exhibits.toml"
+    path.write_text(ROOM.replace(right, wrong, 1))
+    with pytest.raises(ValueError, match=error) as raised:
+        read(path)
+    assert str(raised.value).startswith(f"{path}: ") and "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize(("words", "named"), [
-    (["12"], "EXHIBIT 12"), (["--published", "06"], "EXHIBIT 06")])
+    (["12"], "EXHIBIT 12"), (["--published", "06"], "--published plays no exhibit")])
 def test_a_bad_argument_costs_one_line(words, named, capsys):
     with pytest.raises(SystemExit) as leaving:
         command.main(words)
@@ -112,7 +129,7 @@ def test_a_bad_argument_costs_one_line(words, named, capsys):
 
 # -------------------------------------------------------------------- other catalogues of bugs
 
-BUGS = [bug for those in published.CATALOGUES.values() for bug in those]
+BUGS = [bug for those in published.catalogues().values() for bug in those]
 OURS = {(room, one.number): one for room, those in museum.exhibits().items() for one in those}
 
 
