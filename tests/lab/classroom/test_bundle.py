@@ -13,7 +13,8 @@ from tests.conftest import ROOT, sample
 from tests.lab.classroom.test_right_answers import RIGHT, with_bodies
 
 RUN = 5  # so many lines of a solution after each other are no accident
-AFTER = "09.2", "11.6"  # can only be tried once another exercise is solved: 09.1, and 03.1
+# They can only be tried once another exercise is solved: 09.1, 03.1, and duality.1.
+AFTER = "09.2", "11.6", "duality.2", "duality.3", "duality.4"
 
 
 @pytest.fixture(scope="module")
