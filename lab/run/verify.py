@@ -100,8 +100,9 @@ class Verifier:
     reference's tensors, one small all_reduce, and what DTensors send to become whole.
 
     tolerance: of each kind; the first step that exceeds both it and what rounding explains is
-    examined. evidence: examine(verifier, batch, here, there, scale) of that step; None for a model
-    that is too large for it. explained: where a difference was tolerated only because rounding
+    examined, and from then on the run is wrong, without asking again what rounding explains.
+    evidence: examine(verifier, batch, here, there, scale) of that step; None for a model that is
+    too large for it. explained: where a difference was tolerated only because rounding
     explains it.
     """
 
@@ -110,7 +111,7 @@ class Verifier:
         self.run, self.tensor_steps, self.tolerance = run, tensor_steps, tolerance
         self.examine, self.rounding = examine, rounding_of(run.args, run.about)
         self.again = Rounding(run, self.rounding, tensors_of)
-        self.explained = []
+        self.explained, self.is_wrong = [], False
         self.steps, self.worst, self.shapes = 0, {}, None
         self.is_examined, self.evidence = False, None
         self.previous = None                            # one GPU's tensors
@@ -158,7 +159,7 @@ class Verifier:
                    for key, value in zip(self.shapes, off.tolist())
                    if key[0] == "loss" or self.steps < self.tensor_steps}
         too_large = self.exceeding(counted)
-        if too_large:
+        if too_large and not self.is_wrong:             # else it stays wrong, and that takes long
             effects = self.effects(there if run.rank == 0 else None)
             wider = widened(scale, effects, self.tolerance)
             for key in counted:
@@ -166,6 +167,7 @@ class Verifier:
             scale, left = wider, self.exceeding(counted)
             self.explained += [f"{' '.join(key).strip()} in step {batch.step + 1}"
                                for key in too_large if key not in left]
+        self.is_wrong = self.is_wrong or bool(self.exceeding(counted))
         for (kind, name), value in counted.items():
             largest, _ = self.worst.get(kind, (-1, ""))
             if value > largest:
