@@ -1,7 +1,6 @@
 """Fixtures, and the chapters under test, which CHAPTERS=folder replaces."""
 
 import contextlib
-import dataclasses
 import functools
 import gc
 import importlib.util
@@ -66,6 +65,7 @@ def seeded():
 
 @pytest.fixture(scope="session")
 def pool(tmp_path_factory):
+    """The pool of rank processes, for the whole session."""
     pool = Pool(tmp_path_factory.mktemp("pool"))
     yield pool
     pool.stop()
@@ -203,68 +203,6 @@ def run_main(name, flags, folder, source=None):
             status = leaving.code
     record = json.loads(json_file.read_text()) if dist.get_rank() == 0 else None
     return status, record, output.getvalue()
-
-
-@functools.cache
-def losses_without_ranks(shape, data, batch, steps, seed, ignore, optimizer, lr, clip, packed,
-                         ramp, is_late=False):
-    """Of one GPU, in float64, in this process, which is no rank. What both sides of a run share is
-    not seen by comparing them: text, weights or a rate that depend on the number of ranks. is_late:
-    the loss and the gradient of a step are those of weights which are a step old."""
-    assert "WORLD_SIZE" not in os.environ
-    cfg = common.Config(*shape)
-    text = common.Text(types.SimpleNamespace(
-        model=cfg, data=data, batch=batch, seed=seed, ignore=ignore, documents=packed[0],
-        ramp=ramp))
-    model, losses = common.gpt(cfg, seed, dtype=torch.float64), []
-    update = common.OPTIMIZERS[optimizer](model.parameters(), lr)
-    before = now = [p.detach().clone() for p in model.parameters()]
-    for step in range(steps):
-        if is_late:
-            before, now = now, [p.detach().clone() for p in model.parameters()]
-            torch._foreach_copy_([p.data for p in model.parameters()], before)
-        update.zero_grad()
-        tokens, targets, valid = text.batch(step)
-        if any(packed):
-            model.block1.attn.rope.pack(text.starts(step), packed[1])
-        loss = common.loss_sum(model(tokens), targets) / valid
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))
-        if is_late:
-            torch._foreach_copy_([p.data for p in model.parameters()], now)
-        update.step()
-        losses.append(loss.item())
-    return losses
-
-
-def hold_to_the_run_without_ranks(run):
-    """Of a dense model, that is not rounded to 8 bits."""
-    config = run["config"]
-    if config.get("experts") or config.get("precision") == "fp8":
-        return
-    shape = tuple(config[field.name] for field in dataclasses.fields(common.Config))
-    names = "data", "batch", "steps", "seed", "ignore", "optimizer", "lr", "clip"
-    packed = config["documents"], config["window"]
-    ramp = tuple(config["ramp"])
-    args = shape, *(config[name] for name in names), packed, ramp
-    is_late = run["variant"] == "2bw"
-    assert run["loss"] == pytest.approx(losses_without_ranks(*args, is_late), rel=1e-10)
-    if is_late:
-        in_time = run["recorded"]["losses_in_time"]
-        assert in_time == pytest.approx(losses_without_ranks(*args), rel=1e-10)
-        assert in_time[0] == pytest.approx(run["loss"][0], rel=1e-10) and all(
-            abs(x - y) > 1e-6 for x, y in zip(in_time[1:], run["loss"][1:]))
-
-
-def hold_to_one_gpu(results, flags):
-    """Assert of what run_main gave, in float64: status 0, equal steps (2 or 3), no formula off."""
-    (status, run, output), *_ = results
-    assert status == 0 and len(run["reference_loss"]) == run["config"]["steps"] >= 2, output
-    hold_to_the_run_without_ranks(run)
-    assert max(run["max_loss_diff"], run["max_grad_diff"], run["max_param_diff"]) < 1e-12
-    assert all(check["ok"] is not False for check in run["checks"])
-    if "--clip=0.1" in flags:
-        assert min(run["grad_norm"]) > 0.1  # the clipping was at work
 
 
 def edited(name, right, wrong):

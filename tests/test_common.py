@@ -1,16 +1,18 @@
-"""common.py: configuration, model, loss, text and flags."""
+"""common.py: configuration, model, loss, text, flags, documents and masters."""
 
 import dataclasses
+import functools
+import itertools
 import math
 import os
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import common
-from common import PRESETS, Config, gpt, loss_sum
-from lab.run import strict
+from common import PRESETS, Config, Masters, gpt, loss_sum
 from lab.run.anatomy import tensors
 from tests.conftest import arguments, no_flags
 
@@ -51,18 +53,6 @@ def test_rope_angles_survive_bfloat16():
     rope.positions = torch.tensor([1001])
     torch.testing.assert_close(rope(x.bfloat16()).double(), rope(x.double()), atol=0.03, rtol=0.02)
     assert gpt(SHAPE).to(torch.bfloat16)[1].attn.rope.positions.dtype == torch.int64
-
-
-def test_shorter_and_moved_positions():
-    model = gpt(SHAPE, dtype=torch.float64)
-    tokens = torch.randint(256, (1, 16))
-    whole = model(tokens)
-    torch.testing.assert_close(model(tokens[:, :5]), whole[:, :5])
-    rope = model.block1.attn.rope  # of all blocks
-    rope.positions = rope.positions + 1000
-    torch.testing.assert_close(model(tokens), whole)  # RoPE is relative
-    rope.positions = rope.positions * 2
-    assert not torch.allclose(model(tokens), whole)
 
 
 @pytest.mark.parametrize("attention", ["plain", "sdpa"])
@@ -127,19 +117,6 @@ def test_loss_is_a_sum_over_valid_targets_in_float32_or_better():
 # -------------------------------------------------------------------------------------------- text
 
 
-def test_the_default_text_is_the_standard_library():
-    args = arguments("--batch=3")
-    args.data = None
-    text = common.Text(args)
-    library = text.tokens.tobytes()
-    assert len(library) > 5e6 and b"def " in library
-    tokens, targets, valid = text.batch(0)
-    assert tokens.shape == targets.shape == (3, 16) and tokens.dtype == targets.dtype == torch.int64
-    assert tokens[:, 1:].equal(targets[:, :-1])  # a target is the next token
-    assert bytes(tokens[0].tolist()) in library
-    assert valid == 48 and type(valid) is int
-
-
 def test_standard_library_is_sorted_without_tests_and_installed_packages(tmp_path, monkeypatch):
     """So it's the same on every machine and every rank."""
     root = tmp_path / "test/lib"  # only folders below the library's own count
@@ -186,7 +163,10 @@ def test_a_bin_file_is_mapped_and_holds_uint16_and_any_other_is_bytes(tmp_path):
 
 
 def test_flags_make_the_model_and_the_default_is_the_first_variant():
-    parse = lambda *flags: common.parse("a/01_x.py", "", {"a": None, "b": None}, no_flags, flags)
+
+    def parse(*flags):
+        return common.parse("a/01_x.py", "", {"a": None, "b": None}, no_flags, flags)
+
     assert parse().model == PRESETS["tiny"] and parse().variant == "a"
     gpt2 = Config(12, 768, 12, 12, 8, 50304, True, "sdpa")
     assert parse("--preset=gpt2", "--seq=8").model == gpt2
@@ -198,31 +178,116 @@ def test_flags_make_the_model_and_the_default_is_the_first_variant():
         parse("--pre=gpt2")  # no abbreviations
 
 
-def test_only_the_tiny_presets_are_verified_by_default():
-    for flags, verified in (((), True), (("--no-verify",), False), (("--preset=1b",), False),
-                            (("--preset=tiny-llama",), True),
-                            (("--preset=1b", "--verify"), True)):
-        assert arguments(*flags, parse=strict.parse).verify is verified
+# -------------------------------------------------------------------------------------- documents
 
 
-def test_a_batch_that_cannot_be_shared_is_refused():
-    args = arguments("--batch=12", shares=2)
-    assert (args.shares, args.micro_batch) == (2, 6)
-    assert arguments("--batch=12", "--micro-batch=3", shares=2).micro_batch == 3
-    for flags, works in ((("--batch=12", "--micro-batch=5"), "--batch 20"),
-                         (("--batch=11",), "--batch 12")):
-        with pytest.raises(common.Refused) as refused:
-            arguments(*flags, shares=2)
-        why, change = refused.value.args
-        assert flags[0].replace("=", " ") in why and change == works
+def packed(seq=48, documents=None, seed=0):
+    """A text of chapter 06's flags."""
+    args = arguments("--seq", seq, "--seed", seed)
+    args.documents = documents
+    return common.Text(args)
 
 
-def test_a_later_token_changes_no_earlier_one():
-    """Under the causal mask of plain attention, whose weights add up to 1."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 1, 2, 8, 4, dtype=torch.float64, generator=generator)
-    changed = [torch.cat([x[..., :-1, :], 1 + x[..., -1:, :]], dim=-2) for x in (k, v)]
-    before, after = common.plain_attention(q, k, v), common.plain_attention(q, *changed)
-    assert torch.equal(before[..., :-1, :], after[..., :-1, :])
-    assert not torch.equal(before, after)
-    assert common.plain_attention(q, k, torch.ones_like(v)).sub(1).abs().max() < 1e-12
+def test_lengths_have_the_mean_that_is_asked_for():
+    """The first document has two tokens or more, so that no batch is without a target."""
+    for mean in (1, 6):
+        text = packed(documents=mean)
+        begins = torch.stack([text.starts(step) == torch.arange(48) for step in range(400)])
+        assert begins[:, 0].all() and not begins[:, 1].any()
+        assert begins[:, 2:].double().mean() == pytest.approx(1 / mean, rel=0.15)
+        assert text.batch(0)[2] >= 1
+
+
+def test_each_document_is_a_text_of_its_own():
+    """Its tokens follow each other in the text, and its last one has no target."""
+    text = packed(documents=6)
+    (tokens, targets, valid), starts = text.batch(0), text.starts(0)
+    whole = bytes(text.tokens)
+    begins = [*starts.unique().tolist(), 48]
+    for row, (begin, end) in itertools.product(range(len(tokens)), itertools.pairwise(begins)):
+        document = bytes(tokens[row, begin:end].tolist())
+        assert document in whole
+        assert targets[row, begin : end - 1].tolist() == [*document[1:]]
+        if end < 48:
+            assert targets[row, end - 1] == -100
+    assert valid == len(tokens) * (48 - (len(begins) - 2))
+
+
+@pytest.mark.parametrize(("attention", "gated"), [("plain", False), ("sdpa", True)])
+def test_each_document_alone_gives_the_same_gradients(attention, gated):
+    """Every document in a batch of its own, as a sequence of its length, knows nothing of packing.
+    Losses are summed over the same number of targets."""
+    cfg = common.Config(2, 32, 4, 2, 48, 256, attention=attention, gated=gated)
+    for mean, step in ((1, 0), (5, 1)):
+        text = packed(documents=mean)
+        (tokens, targets, valid), starts = text.batch(step), text.starts(step)
+        together, alone = (gpt(cfg, seed=3, dtype=torch.float64) for _ in range(2))
+        together.block1.attn.rope.pack(starts)
+        loss = common.loss_sum(together(tokens), targets) / valid
+        loss.backward()
+        total = 0
+        for begin, end in itertools.pairwise([*starts.unique().tolist(), 48]):
+            part = common.loss_sum(alone(tokens[:, begin:end]), targets[:, begin:end]) / valid
+            part.backward()
+            total += part.item()
+        assert loss.item() == pytest.approx(total, rel=1e-13)
+        largest = max(p.grad.abs().max().item() for p in alone.parameters())
+        for p, q in zip(together.parameters(), alone.parameters()):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-12, atol=1e-14 * largest)
+
+
+@pytest.mark.parametrize("attention", ["plain", "sdpa"])
+def test_a_window_is_what_it_says(attention):
+    """Compared with scores that are masked by the definition."""
+    cfg = common.Config(1, 32, 4, 2, 12, 256, attention=attention)
+    q, k, v = (torch.randn(2, heads, 12, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    rope, core = common.Rope(cfg), common.CORES[attention]
+    starts = torch.tensor([0] * 5 + [5] * 7)
+    for window in (1, 3, 12, None):
+        rope.pack(starts, window)
+        scores = q @ k.repeat_interleave(2, 1).mT / 8**0.5
+        for query, key in itertools.product(range(12), repeat=2):
+            if key > query or key < starts[query] or query - key >= (window or 12):
+                scores[:, :, query, key] = -torch.inf
+        expected = scores.softmax(-1) @ v.repeat_interleave(2, 1)
+        torch.testing.assert_close(core(q, k, v, *rope.seen), expected)
+        assert rope.positions.tolist() == [*range(5), *range(7)]  # they begin anew
+
+
+# ---------------------------------------------------------------------------------------- masters
+
+
+def masters_of(*values):
+    """A parameter for each value, of one number, and the optimizer of their masters."""
+    parameters = [nn.Parameter(torch.tensor([value])) for value in values]
+    return parameters, Masters(
+        parameters, functools.partial(torch.optim.SGD, lr=1.0), torch.bfloat16)
+
+
+def test_small_updates_are_kept_by_masters_and_reach_the_parameters():
+    """1 - 1/1024 isn't a bf16 number, and rounds to 1."""
+    [p], optimizer = masters_of(1.0)
+    for step in range(1, 9):
+        p.grad = torch.full((1,), 1 / 1024)
+        optimizer.step()
+        assert p.master.item() == 1 - step / 1024
+        assert p.item() == torch.tensor(1 - step / 1024).bfloat16().item()
+    assert p.dtype == torch.bfloat16 and p.item() < 1
+
+
+def test_gradients_of_micro_batches_add_up_in_float32():
+    """In bf16, 256 + 1 is 256."""
+    [p], optimizer = masters_of(1.0)
+    for slope in (256.0, 1.0, 1.0):
+        (slope * p).sum().backward()
+    assert p.grad.dtype == torch.float32 and p.grad.item() == 258
+    optimizer.zero_grad()
+    assert p.grad is None
+
+
+def test_a_parameter_without_a_gradient_stays_and_no_master_keeps_one():
+    (used, unused), optimizer = masters_of(1.0, 2.0)
+    used.grad = torch.ones(1)
+    optimizer.step()
+    assert (used.item(), unused.item()) == (0, 2)
+    assert used.grad is not None and used.master.grad is None

@@ -3,8 +3,6 @@
 import argparse
 import contextlib
 import io
-import math
-import os
 import re
 import runpy
 import shutil
@@ -15,12 +13,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import common
-from common import gpt
 from lab.run import report, strict
-from lab.run.one_gpu import BesideOneGpu
 from tests.conftest import (
     CHAPTERS,
     ROOT,
@@ -53,17 +48,8 @@ def test_a_gpu_for_every_local_rank_or_the_cpu(monkeypatch, device, gpus, expect
     assert started[:-1] == ([joined] if joined.type == "cuda" else [])
 
 
-def device_in_the_group_of_the_test():
-    with mock.patch("torch.cuda.device_count", lambda: 8):
-        return str(common.join_ranks(argparse.Namespace(device="auto"), 0))
-
-
-def test_the_device_follows_the_group_that_is_there(ranks):
-    """Of gloo's ranks, here the pool's, none takes a GPU."""
-    assert ranks(1, 180)(device_in_the_group_of_the_test) == ["cpu"]
-
-
 def matmul_precision(*flags):
+    """For a rank of the pool: how a run with these flags multiplies float32."""
     report.Run(arguments(*flags, parse=strict.parse))
     return torch.get_float32_matmul_precision()
 
@@ -74,46 +60,6 @@ def test_float32_is_rounded_to_tf32_only_where_nothing_is_verified(ranks):
     assert ranks(1, 180)(matmul_precision, "--verify") == ["highest"]
 
 
-def one_gpu(flags):
-    """Three steps of one GPU's run, and the same in PyTorch's words."""
-    run = BesideOneGpu(arguments("--dtype=float64", "--ignore=0.5", *flags))
-    model = gpt(run.args.model, run.args.seed, dtype=torch.float64)
-    theirs = {"adamw": lambda p: torch.optim.AdamW(p, 5e-4, (0.9, 0.95), eps=1e-6),
-              "sgd": lambda p: torch.optim.SGD(p, 0.3)}[run.args.optimizer](model.parameters())
-    norms, differences = [], []
-    for batch in run.batches():
-        loss, norm = run.one_gpu_step(batch)
-        theirs.zero_grad()
-        expected = nn.functional.cross_entropy(
-            model(batch.tokens).transpose(1, 2), batch.targets, ignore_index=-100)
-        expected.backward()
-        norms.append(norm.item())
-        total = nn.utils.clip_grad_norm_(model.parameters(), run.args.clip or math.inf)
-        theirs.step()
-        differences += [(loss - expected).item(), (norm - total).item()]
-    pairs = zip(run.one_gpu.parameters(), model.parameters())
-    return norms, max(map(abs, differences)), max((p - q).abs().max().item() for p, q in pairs)
-
-
-@pytest.mark.parametrize("flags", [("--clip=0.1",), ("--optimizer=sgd", "--lr=0.3")])
-def test_one_gpus_step_is_pytorchs(ranks, flags):
-    [(norms, scalars, parameters)] = ranks(1, 180)(one_gpu, flags)
-    assert min(norms) > 0.1 and scalars < 1e-12 and parameters < 1e-12
-
-
-def one_gpu_in_bf16():
-    run = BesideOneGpu(arguments("--precision=bf16"))
-    run.is_mixed = True
-    losses = [run.one_gpu_step(batch)[0].item() for batch in run.batches()]
-    parameters = list(run.one_gpu.parameters())
-    return losses, {p.dtype for p in parameters}, {p.grad.dtype for p in parameters}
-
-
-def test_one_gpu_is_in_the_same_precision(ranks):
-    [(losses, dtypes, of_gradients)] = ranks(1, 180)(one_gpu_in_bf16)
-    assert (dtypes, of_gradients) == ({torch.bfloat16}, {torch.float32}) and losses[-1] < losses[0]
-
-
 # ------------------------------------------------------------------- a chapter and common.py, alone
 
 BARE = (*SMALL, "--layers=4", "--steps=2", f"--data={TEXT}", "--batch=4", "--dtype=float64")
@@ -121,6 +67,7 @@ LINE = r"step (\d+): loss (\S+), gradient norm (\S+)"
 
 
 def copied(name, folder):
+    """Copy a chapter and common.py."""
     shutil.copy(CHAPTERS / f"{name}.py", folder)
     shutil.copy(ROOT / "common.py", folder)
 
@@ -143,7 +90,8 @@ def launch_alone(name, folder, flags):
     return status, output.getvalue(), wrong.getvalue()
 
 
-def hold_bare_run(output):
+def check_bare_run(output):
+    """Assert that two steps were printed; returns their losses and norms."""
     steps, losses, norms = zip(*re.findall(LINE, output))
     assert steps == ("1", "2") and len(set(losses)) == 2, output
     assert all(5 < float(loss) < 6 for loss in losses) and all(float(norm) > 0 for norm in norms)
@@ -159,7 +107,7 @@ def test_a_chapter_and_common_train_alone(ranks, tmp_path, name):
     for world in (1,) if name.startswith("01") else (1, 4):
         (status, output, wrong), *others = ranks(world, 240)(launch_alone, name, tmp_path, BARE)
         assert status == 0 and not wrong and all(other == (0, "", "") for other in others), wrong
-        found.add(hold_bare_run(output))
+        found.add(check_bare_run(output))
     assert len(found) == 1, found
 
 
@@ -174,19 +122,6 @@ def test_chapter_00_and_common_alone(ranks, tmp_path, flags, last):
     (status, output, wrong), *others = ranks(3, 240)(launch_alone, name, tmp_path, flags)
     assert (status, wrong) == (0, "") and all(other == (0, "", "") for other in others), wrong
     assert re.search(last, output.splitlines()[-1]), output
-
-
-@pytest.mark.full
-def test_a_chapter_alone_under_torchrun(tmp_path):
-    """As a user would start it: nothing but its lines, and a clean end."""
-    copied("04_tensor_parallel", tmp_path)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
-    run = subprocess.run([*command, "04_tensor_parallel.py", *BARE], cwd=tmp_path,
-                         env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True,
-                         text=True, timeout=300)
-    assert (run.returncode, run.stderr) == (0, ""), run.stderr
-    hold_bare_run(run.stdout)
 
 
 # ------------------------------------------------------------------------------------------ leaving

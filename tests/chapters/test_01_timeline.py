@@ -2,15 +2,10 @@
 
 import importlib
 import json
-import math
-import statistics
-from unittest import mock
 
 import pytest
 import torch
-from torch import nn
 
-import common
 from common import Config, gpt
 from lab.chapters import held
 from lab.run import anatomy
@@ -20,20 +15,13 @@ from tests.chapters.test_01_single_gpu import (
     ONE,
     ONE_SETTING,
     SMALL,
-    formulas,
     one,  # noqa: F401  (fixtures)
     plain_forward,
+    state_formula,
 )
 from tests.conftest import chapter, needs_triton, sample
 
 instruments = held("01")
-
-
-def state_formula(one, cfg, *flags):
-    """Bytes of parameters, gradients and optimizer states, and of gradients at the most."""
-    args, answer = formulas(one, cfg, *flags)
-    return list(anatomy.state_bytes(args, answer, 4).values()), answer["most gradients"]
-
 
 # ------------------------------------------------------------------------------- 5. the timeline
 
@@ -70,6 +58,7 @@ def test_trace_and_sample_are_written(run_chapter, tmp_path):
 
 
 def written_by(one, model, prompt, length):
+    """The tokens that a model writes behind a prompt."""
     seq = len(model[1].attn.rope.positions)
     return instruments.sample(plain_forward(one, model), prompt, seq, length=length)
 
@@ -84,30 +73,6 @@ def test_the_sample_reads_what_it_has_written(one):
     model.head.out.weight.data.copy_(1000 * torch.eye(32).roll(1, 0))
     assert written_by(one, model, [3, 4, 5], 20) == list(range(3, 26))
     assert printable([65, 10, 27, 7, 200, 9, 50000, 126]) == "A\n·····~"
-
-
-def test_the_sample_has_its_temperature(one):
-    """Of two tokens, odds of 3^0.7 to 1 become 3 to 1 at temperature 0.7."""
-    model = gpt(Config(1, 32, 4, 2, 8, 2))
-    for p in model.parameters():
-        p.data.zero_()
-    model.embedding.weight.data[:, 0] = 1.0
-    model.head.norm.weight.data.fill_(1)
-    at_head = nn.functional.layer_norm(model.embedding.weight[0], (32,))[0]
-    model.head.out.weight.data[0, 0] = 0.7 * math.log(3) / at_head.item()
-    written = written_by(one, model, [0], 800)[1:]
-    assert written.count(0) / 800 == pytest.approx(0.75, abs=0.05)
-
-
-def test_no_sample_without_numbers(run_chapter, tmp_path):
-    """Of a run that diverged, and of tokens that are no bytes."""
-    diverges = "--steps=6", "--optimizer=sgd", "--lr=1e9", "--no-verify", "--json=run.json"
-    status, output, _ = run_chapter(ONE, *ONE_SETTING, *diverges)
-    assert status == 1 and "what it writes" not in output
-    assert json.loads((tmp_path / "run.json").read_text())["loss"][-1] is None
-    (tmp_path / "text.bin").write_bytes(bytes(1000))
-    flags = (*ONE_SETTING, "--steps=1", "--data=text.bin")
-    assert "what it writes" not in run_chapter(ONE, *flags)[1]
 
 
 @pytest.mark.parametrize("works", [True, False])
@@ -156,51 +121,3 @@ def test_a_run_with_our_kernels(run_chapter, monkeypatch, tmp_path, more):
     checks = json.loads((tmp_path / "run.json").read_text())["checks"]
     kept = [check["name"] for check in checks if check["name"].startswith("kept per micro-batch")]
     assert any("triton" in name for name in kept)
-
-
-def test_the_model_with_our_kernels(one, monkeypatch):
-    needs_triton()
-    monkeypatch.setattr(one, "CORES", dict(one.CORES))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    cfg = Config(layers=1, dim=32, heads=2, kv_heads=1, seq=16, vocab=64)
-    model, kernels = gpt(cfg, device=device), importlib.import_module("kernels.model")
-    with mock.patch.object(kernels, "layer_norm", side_effect=kernels.layer_norm) as layer_norm:
-        one.CORES["triton"] = kernels.use_kernels(model)
-        plain_forward(one, model, "triton")(torch.arange(32, device=device).view(2, 16))
-    assert layer_norm.call_count == 3  # two in the block, and the last
-    assert [*dict(model.named_parameters())] == [*dict(gpt(cfg).named_parameters())]
-
-
-# ------------------------------------------------------------------------------- the report
-
-
-def test_the_report_is_of_this_run(run_chapter, tmp_path, monkeypatch):
-    """A preset other than tiny checks the one combination that ran, and tiny checks all six."""
-    cores = []
-    written = lambda forward, *args: [cores.append(forward.args[0][1].attn.core) or 65]
-    monkeypatch.setattr(instruments, "sample", written)
-    flags = ("--preset=gpt2", "--vocab=256", "--verify", "--steps=5", "--micro-batch=4")
-    chosen = ("--attention=sdpa", "--recompute=full", "--json=run.json")
-    status, output, _ = run_chapter(ONE, *FLAGS, *flags, *chosen)
-    run = json.loads((tmp_path / "run.json").read_text())
-    assert status == 0 and cores == [common.CORES["sdpa"]]
-    names = [check["name"] for check in run["checks"] if ":" in check["name"]]
-    assert names == ["kept per micro-batch: sdpa, full", "computed: sdpa, full",
-                     "computed: sdpa, full, early stop"]  # fmt: skip
-    speed = 8 * 16 / statistics.median(run["step_seconds"][3:])
-    assert f"  {speed:,.0f} tokens/s" in output
-    few = run_chapter(ONE, *FLAGS, "--kv-heads=4", "--steps=3", "--no-verify")[1]
-    assert few.count("kept per micro-batch") == 6 and cores[1] == common.plain_attention
-    assert "tokens/s" not in few
-
-
-@pytest.mark.parametrize(("formula", "wrong"), sample([
-    ("WIDTHS", {"bf16": (2, 2, 2)}),
-    ("KEPT", {"none": {"inside": 0.5}}),
-    ("step_flops", lambda *args, **more: 1e6),
-]))  # fmt: skip
-def test_a_wrong_formula_is_reported(run_chapter, monkeypatch, formula, wrong):
-    monkeypatch.setattr(chapter(ONE), formula, wrong)
-    flags = "--steps=1", "--no-verify", "--precision=bf16"
-    status, output, _ = run_chapter(ONE, *ONE_SETTING, *flags)
-    assert status == 1 and "✗" in output and "measured" in output

@@ -10,23 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import common
 from lab.run.machines import MACHINES
-from tests.conftest import (
-    SMALL,
-    STEPS,
-    TEXT,
-    chapter,
-    edited,
-    hold_to_one_gpu,
-    run_main,
-    sample,
-)
-from tests.support.refused import hold_refusals
+from tests.conftest import chapter, sample
+from tests.support.runs import check_run, runs
 
 TWO = "02_data_parallel"
-FLOAT64 = (*SMALL, STEPS, "--dtype=float64", "--ignore=0.5", f"--data={TEXT}")
-CONFIG = common.Config(layers=2, dim=32, heads=4, kv_heads=2, seq=16, vocab=256)  # SMALL
 VARIANTS = ("naive", "overlap", "bucket", "torch")
 
 
@@ -37,38 +25,10 @@ def two():
 
 # ------------------------------------------------------------------------------- same as one GPU
 
-SETTINGS = {
-    "1 rank": (1, "--batch=6 --micro-batch=2 --clip=0.1"),
-    "2 ranks": (2, "--batch=8 --micro-batch=1 --clip=0.1 --optimizer=momentum"),
-    "3 ranks": (3, "--batch=6 --optimizer=sgd --kv-heads=4 --bucket-mb=0.01"),
-    "4 ranks": (4, "--batch=8 --micro-batch=1 --bucket-mb=0.05 --batch-ramp 4 1"),
-    "8 ranks": (8, "--layers=1 --batch=16 --micro-batch=1 --clip=0.1 --bucket-mb=0.02"),
-    "tied": (2, "--preset=gpt2 --vocab=256 --verify --layers=1 --batch=4"),
-}
-CASES = {  # each setting, and each variant with one micro-batch and with several, with each block,
-    # precision and recomputation; torch's only in `make test-all`, as are all others
-    ("bucket", "1 rank"): "--block=llama --precision=bf16 --recompute=full",
-    ("overlap", "2 ranks"): "--precision=bf16 --recompute=selective",
-    ("naive", "3 ranks"): "--recompute=full",
-    ("overlap", "3 ranks"): "--block=llama --recompute=full",
-    ("naive", "4 ranks"): "--block=llama --precision=bf16 --recompute=selective",
-    ("bucket", "8 ranks"): "--recompute=selective",
-    ("bucket", "tied"): "--block=llama",
-    ("torch", "2 ranks"): "--block=llama --precision=bf16 --recompute=full",
-    ("torch", "4 ranks"): "--recompute=selective",
-    ("torch", "tied"): "--precision=bf16",
-}
-CASES |= {pair: CASES.get(pair, "") for pair in itertools.product(VARIANTS, SETTINGS)}
 
-
-@pytest.mark.parametrize(("variant", "setting"), sample(CASES, size=8))
-def test_same_as_one_gpu(ranks, tmp_path, variant, setting):
-    world, flags = SETTINGS[setting]
-    known = [flag for flag in flags.split()
-             if variant in ("bucket", "torch") or not flag.startswith("--bucket-mb")]
-    more = CASES[variant, setting].split()
-    flags = (*FLOAT64, *known, *more, f"--variant={variant}")
-    hold_to_one_gpu(ranks(world)(run_main, TWO, flags, tmp_path), flags)
+@pytest.mark.parametrize("run", runs("02"))
+def test_same_as_one_gpu(ranks, tmp_path, run):
+    check_run(ranks, tmp_path, run)
 
 
 # ------------------------------------------------------------------------------- any module
@@ -96,6 +56,7 @@ class Odd(nn.Module):
 
 
 def gradients_of_an_odd_module(variant):
+    """For a rank of the pool: (name, gradient, expected gradient) of each parameter of Odd."""
     two, rank, world = chapter(TWO), dist.get_rank(), dist.get_world_size()
     inputs = torch.arange(24.0 * world, dtype=torch.float64).sin().view(world, 3, 2, 4)
     expected, results = Odd(seed=0), []
@@ -134,42 +95,42 @@ def test_any_module(ranks, variant, world):
 
 
 def running_statistics():
-    """In a training step the first rank's count for all; in evaluation each rank has its own."""
+    """Of a norm in evaluation, where each rank has its own, and after a training step."""
     module, rank = Odd(seed=dist.get_rank()), dist.get_rank()
     replica = chapter(TWO).Naive(module, dist.group.WORLD)
     module.norm.running_mean.fill_(rank + 7)
-    module.norm.running_var.fill_(rank + 3)
     x = torch.ones(2, 4, dtype=torch.float64)
     replica.eval()(x, False)
     untouched = module.norm.running_mean[0].item()
     replica.train()(x * rank, False)
-    return untouched, module.norm.running_mean[0].item(), module.norm.running_var[0].item()
+    return untouched, module.norm.running_mean[0].item()
 
 
 def test_running_statistics_are_the_first_ranks(ranks):
-    _, (untouched, mean, variance) = ranks(2)(running_statistics)
-    assert untouched == 8
-    assert mean == pytest.approx(0.9 * 7 + 0.1 * 1)  # the first rank's 7, and this batch's mean
-    assert variance == pytest.approx(0.9 * 3)  # the first rank's 3, and this batch's 0
+    """In training: its 7, and then a tenth of this rank's batch, whose mean is 1."""
+    _, (untouched, mean) = ranks(2)(running_statistics)
+    assert untouched == 8 and mean == pytest.approx(0.9 * 7 + 0.1 * 1)
 
 
-def misused(variant):
-    """Without finish(), a second backward's gradients would be lost: it raises on every rank."""
-    two, group, x = chapter(TWO), dist.group.WORLD, torch.ones(2, 3)
-    replica = two.replicate(variant, nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), group, 40)
-    for sends_next in (True, False):
-        replica.sends = True
-        replica(x).sum().backward()  # and no finish()
-        replica.zero_grad()
-        replica.sends = sends_next
-        with pytest.raises(AssertionError, match="finish"):
-            replica(x).sum().backward()
-        replica.finish()
+def test_buckets_are_in_order_full_and_of_one_dtype(two):
+    """A bucket's bytes are those of its gradients. It is full only after its last parameter."""
 
+    def nbytes(parameters):
+        return sum(p.numel() * p.grad_dtype.itemsize for p in parameters)
 
-@pytest.mark.parametrize("variant", ["overlap", "bucket"])
-def test_a_backward_without_finish_raises(ranks, variant):
-    ranks(2)(misused, variant)
+    generator = torch.Generator().manual_seed(0)
+    for capacity in (0, 100, 1000, 10**9):
+        parameters = [torch.empty(size) for size in
+                      torch.randint(1, 100, (40,), generator=generator).tolist()]
+        for p in parameters:
+            p.grad_dtype = torch.float32 if len(p) % 7 else torch.float64
+        buckets = two.fill_buckets(parameters, capacity)
+        assert [id(p) for p in sum(buckets, [])] == [id(p) for p in parameters]
+        for bucket, following in itertools.pairwise([*buckets, None]):
+            assert len({p.grad_dtype for p in bucket}) == 1
+            assert nbytes(bucket[:-1]) < max(capacity, 1)
+            if following and following[0].grad_dtype == bucket[0].grad_dtype:
+                assert nbytes(bucket) >= capacity
 
 
 # ------------------------------------------------------------------------------- when it is sent
@@ -200,70 +161,6 @@ def when_it_starts(variant):
 def test_it_is_sent_once_a_step_and_in_backward(ranks, variant, counts, storages):
     for measured, views in ranks(2)(when_it_starts, variant):
         assert measured == 2 * counts and views == storages
-
-
-def replaced_gradients():
-    """An optimizer's zero_grad sets gradients to None: they find their way back into the bucket."""
-    model, sometimes = nn.Linear(3, 3), nn.Linear(3, 3)
-    bucket = chapter(TWO).Bucket(nn.Sequential(sometimes, model), dist.group.WORLD, 10**6)
-    for step in range(3):
-        bucket.module.zero_grad(set_to_none=True)
-        x = torch.ones(2, 3) * (dist.get_rank() + 1)
-        (model(x).sum() + (0 if step else sometimes(x).sum())).backward()
-        bucket.finish()
-        assert sometimes.weight.grad.any() == (step == 0)  # later, nothing is left of it
-        assert model.bias.grad.tolist() == [4] * 3  # of 2 sequences on 2 ranks
-    assert len({p.grad.untyped_storage().data_ptr() for p in model.parameters()}) == 1
-
-
-def test_gradients_that_were_set_to_none_are_not_lost(ranks):
-    ranks(2)(replaced_gradients)
-
-
-def test_buckets_are_in_order_full_and_of_one_dtype(two):
-    generator = torch.Generator().manual_seed(0)
-    nbytes = lambda parameters: sum(p.numel() * p.grad_dtype.itemsize for p in parameters)
-    for capacity in (0, 100, 1000, 10**9):
-        sizes = torch.randint(1, 100, (40,), generator=generator).tolist()
-        parameters = [torch.empty(size, dtype=torch.bfloat16) for size in sizes]
-        for p, size in zip(parameters, sizes):
-            p.grad_dtype = torch.float32 if size % 7 else torch.float64  # whose bytes are sent
-        buckets = two.fill_buckets(parameters, capacity)
-        in_order = sum(buckets, [])
-        assert len(in_order) == 40 and all(p is q for p, q in zip(parameters, in_order))
-        for bucket, following in zip(buckets, [*buckets[1:], None]):
-            assert len({p.grad_dtype for p in bucket}) == 1
-            assert nbytes(bucket[:-1]) < max(capacity, 1)  # not full before its last
-            if following and following[0].grad_dtype == bucket[0].grad_dtype:
-                assert nbytes(bucket) >= capacity
-
-
-@pytest.mark.parametrize("variant", sample(["naive", "overlap", "bucket", "torch"], size=2))
-def test_the_timeline_shows_what_hides_behind_backward(ranks, tmp_path, variant):
-    flags = (*SMALL, "--steps=3", f"--data={TEXT}", f"--variant={variant}", "--batch=6")
-    flags = (*flags, "--bucket-mb=0.05") if variant in ("bucket", "torch") else flags
-    if variant != "overlap":  # gradients are sent in fp32
-        flags = (*flags, "--precision=bf16")
-    n = 3 if variant == "overlap" else 2
-    (status, run, output), *_ = ranks(n)(run_main, TWO, flags, tmp_path)
-    timeline, size = run["recorded"]["timeline"], 4 * CONFIG.parameters()
-    [(begin, end)], gradients = timeline["backward"], timeline["gradients"]
-    assert status == 0 and len(gradients) == 24 and gradients == sorted(gradients)
-    assert 0 < begin < gradients[0] and gradients[-1] < end
-    ops, sizes, starts, _, _ = zip(*timeline["collectives"])
-    assert set(ops) == {"all_reduce"} and sum(sizes) == size
-    overlap = run["recorded"]["overlap"]["all_reduce"]
-    if variant == "naive":
-        assert min(starts) > end and overlap["hidden"] < 0.01
-    else:
-        assert begin < starts[0] < end  # it starts while backward goes on
-    if variant == "overlap":
-        assert all(check["ok"] for check in run["checks"])
-        wire, tokens = 4 / 3 * size, 2 * CONFIG.seq
-        assert run["comm"]["all_reduce"]["wire_bytes"] == pytest.approx(wire)
-        assert overlap["bandwidth"] == pytest.approx(wire / overlap["under way"])
-        seconds = 4 * tokens * CONFIG.parameters() / overlap["flops"]
-        assert overlap["ratio"] == pytest.approx(overlap["under way"] / seconds)
 
 
 # ------------------------------------------------------------------------------- the formulas
@@ -298,39 +195,3 @@ def test_a_ramp_grows_by_multiples_of_its_start(two):
     sizes = two.ramp(3072, 15360, 14_909)
     assert sizes == sorted(sizes) and set(sizes) == {3072, 6144, 9216, 12288}
     assert round(sum(sizes) * 4096 / 1e9) == 469
-
-
-def test_the_batches_of_a_ramp(ranks, tmp_path):
-    """--noise-scale counts their tokens, and rank 0's one GPU trains on the same batches."""
-    flags = (*SMALL, "--layers=1", "--steps=4", "--batch=6", "--batch-ramp", "2", "2",
-             "--noise-scale", f"--data={TEXT}")
-    (status, run, output), _ = ranks(2)(run_main, TWO, flags, tmp_path)
-    assert status == 0, output
-    tokens = [step[1] for step in run["recorded"]["noise"]["steps"]]
-    assert tokens == [2 * 16, 4 * 16, 6 * 16, 6 * 16] and run["config"]["micro_batch"] == 1
-
-
-def test_a_fault_in_a_ramp_is_named(ranks, tmp_path):
-    """By whose sequences are whose, in a batch that is smaller than --batch."""
-    flags = (*FLOAT64, "--layers=1", "--steps=1", "--batch=8", "--batch-ramp", "4", "2",
-             "--micro-batch=1", "--variant=naive")
-    source = edited(TWO, "/ valid\n        loss.backward()",
-                    "/ (targets != -100).sum() / len(micro_batches) / 2\n        loss.backward()")
-    (status, _, output), _ = ranks(2)(run_main, TWO, flags, tmp_path, source)
-    assert status == 1 and "the mean of the micro-batches' own means" in output, output
-
-
-# ------------------------------------------------------------------------------- bad arguments
-
-
-def test_refusals(run_chapter):
-    hold_refusals(run_chapter, TWO, [
-        ("--batch=10", 4, "--batch 10", "--batch 12"),
-        ("--variant=naive --bucket-mb=1", 1, "--bucket-mb", "--variant bucket"),
-        ("--batch=10 --batch-ramp 4 10", 4, "--batch 10", "--batch 12"),
-        ("--batch=12 --batch-ramp 6 10", 4, "--batch-ramp 6", "--batch-ramp 4 10"),
-        ("--batch=32 --micro-batch=2 --batch-ramp 12 10", 4, "--batch-ramp 12",
-         "--batch-ramp 8 10"),
-        ("--batch=8 --batch-ramp 0 10", 4, "--batch-ramp", "--batch-ramp 8 8"),
-        ("--batch=8 --batch-ramp 4", 4, "--batch-ramp", "without --batch-ramp"),
-    ])  # fmt: skip

@@ -1,18 +1,19 @@
 """Chapter 03: every stage gives one GPU's numbers, and holds and sends what the formulas say."""
 
-import dataclasses
-import itertools
+import functools
+from argparse import Namespace
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import common
 from common import Config
-from lab.run import meters, verify
-from tests.conftest import SMALL, STEPS, TEXT, chapter, hold_to_one_gpu, run_main, sample
-from tests.support.pretend_cuda import pretended_cuda
+from lab.run import anatomy, meters
+from tests.conftest import SMALL, STEPS, TEXT, chapter, run_main, sample
+from tests.support.runs import check_run, runs
 
 THREE = "03_zero"
 TRAINING = (*SMALL, STEPS, f"--data={TEXT}")
@@ -27,79 +28,13 @@ def three():
 
 # ------------------------------------------------------------------------------- same as one GPU
 
-SETTINGS = {  # of 3 and 8 ranks, some units have padding
-    1: "--batch=6 --micro-batch=2 --clip=0.1",
-    2: "--batch=8 --micro-batch=1 --clip=0.1 --optimizer=momentum",
-    3: "--batch=6 --optimizer=sgd --kv-heads=4 --vocab=257",
-    4: "--batch=8 --micro-batch=1 --dim=40 --heads=2",
-    8: "--layers=1 --batch=16 --micro-batch=1 --clip=0.1 --vocab=259",
-}
-BF16 = "--precision=bf16"  # masters in float64: the same numbers, by another path
-TIED = "--preset=gpt2 --vocab=256 --verify"
-OFF = "zeropp --no-quantized-weights"
-COVERING = [  # every world, every stage by hand with one micro-batch and with several, and with
-    # each block, precision and recomputation
-    (3, "zero3 --prefetch=2 --recompute=selective"),
-    (1, f"zero2 --recompute=selective {BF16}"),
-    (2, "zero3 --prefetch=0 --layers=3 --blocks-per-unit=2"),
-    (2, f"zero3 --keep-gathered --offload {BF16} --block=llama --recompute=full"),
-    (4, "hsdp --shard-size=1 --keep-gathered --block=llama --recompute=selective"),
-    (2, f"zero1 --offload --block=llama {BF16} --recompute=full --layers=3 --blocks-per-unit=2"),
-    (8, f"hsdp --shard-size=4 --prefetch=2 --offload {BF16} --recompute=full"),
-    (3, "zero1 --recompute=selective"),
-    (3, f"zero2 --block=llama --recompute=full {TIED}"),
-    (4, f"{OFF} --shard-size=2 --block=llama {BF16} --recompute=selective --layers=3 "
-        "--blocks-per-unit=2"),
-    (2, "torch --stage=1 --block=llama --recompute=selective"),
-    (2, f"torch --stage=3 {BF16} --recompute=full --layers=3 --blocks-per-unit=2"),
-    (2, f"zero1 {TIED}"), (1, OFF), (3, f"{OFF} --shard-size=3"), (8, f"{OFF} --shard-size=4"),
-]  # fmt: skip
-STAGES = ("zero1", "zero2", "zero3", "hsdp", *(f"torch --stage={stage}" for stage in (1, 2, 3)))
 
-
-@pytest.mark.parametrize(
-    ("world", "variant"), sample([*COVERING, *itertools.product(SETTINGS, STAGES)], size=11))
-def test_same_as_one_gpu(ranks, tmp_path, world, variant):
-    flags = (*FLOAT64, *SETTINGS[world].split(), *f"--variant={variant}".split())
-    results = ranks(world)(run_main, THREE, flags, tmp_path)
-    hold_to_one_gpu(results, flags)
-    run = results[0][1]
-    names = [check["name"] for check in run["checks"]]
-    if variant.startswith("zero3"):
-        assert "gathered parameters, at the peak" in names
-        assert all(check["ok"] for check in run["checks"])
-    assert ("optimizer states, on the CPU" in names) == ("--offload" in flags)
-    if variant.startswith("torch --stage=1"):  # whole sums, and parameters from their owners
-        comm = run["comm"]
-        numbers = next(x["measured"] for x in run["checks"] if x["name"] == "gradients")
-        assert comm["all_reduce"]["bytes"] == numbers <= comm["broadcast"]["bytes"] < 1.01 * numbers
-
-
-@pytest.mark.parametrize("flags", sample([
-    "zero2 --optimizer=sgd --micro-batch=1 --recompute=full",
-    "hsdp --offload --micro-batch=1 --clip=0.5 --block=llama --recompute=selective",
-    "zero1 --micro-batch=1 --block=llama",
-    "zero1 --optimizer=sgd",
-    "zero3 --micro-batch=1 --clip=0.5 --optimizer=sgd",
-    "zeropp --micro-batch=1 --recompute=full",
-    "torch --stage=1 --micro-batch=1",
-    "torch --stage=3 --micro-batch=1 --block=llama",
-]))
-def test_bf16_with_master_shards(ranks, tmp_path, flags):
-    world = 4 if flags.startswith("hsdp") else 2
-    more = ("--precision=bf16", "--steps=2", f"--batch={2 * world}")
-    flags = (*TRAINING, *more, *f"--variant={flags}".split())
-    (status, run, output), *_ = ranks(world)(run_main, THREE, flags, tmp_path)
-    variant = run["variant"]
-    assert status == 0, output
-    assert variant == "torch" or all(check["ok"] for check in run["checks"]), output
-    rounding = "int8" if variant == "zeropp" else "bfloat16"
-    assert run["tolerance"] == verify.tolerances(rounding, run["config"]["optimizer"])
-    measured = {check["name"]: check["measured"] for check in run["checks"]}
-    numbers = dataclasses.replace(CONFIG, gated=run["config"]["gated"]).parameters()
-    if variant in ("zero1", "zero2"):  # whole, and 2 bytes each; sent as fp32
-        assert measured["parameters"] == 2 * numbers
-        assert measured["reduce_scatter, payload"] == 4 * numbers * (2 if variant == "zero2" else 1)
+@pytest.mark.parametrize("run", runs("03"))
+def test_same_as_one_gpu(ranks, tmp_path, run):
+    record, _ = check_run(ranks, tmp_path, run)
+    names = [check["name"] for check in record["checks"]]
+    assert ("optimizer states, on the CPU" in names) == ("--offload" in run.flags)
+    assert ("gathered parameters, at the peak" in names) or "--variant=zero3" not in run.flags
 
 
 def test_stages_agree_bit_for_bit(ranks, tmp_path):
@@ -145,30 +80,7 @@ def test_quantization_errs_by_half_a_step_at_most(three):
 # ------------------------------------------------------------------------------- groups of ranks
 
 
-def groups_at_work(flags, folder):
-    """For a rank of the pool: the groups that a run on pretended CUDA made, and those it used."""
-    used = set()
-
-    def group_of(args):
-        used.add(meters.group_of(args).group_name)
-        return meters.group_of(args)
-
-    with mock.patch("tests.support.pretended_operators.group_of", group_of):
-        with pretended_cuda():
-            run_main(THREE, flags, folder)
-    return set(dist.distributed_c10d._world.pg_names.values()), used
-
-
 ONE_STEP = (*SMALL, f"--data={TEXT}", "--layers=1", "--steps=1", "--no-verify", "--batch=8")
-
-
-@pytest.mark.parametrize(("variant", "count"), sample([
-    ("hsdp --shard-size=2", 3), ("hsdp", 1), ("zero3", 1), ("zeropp --no-secondary-shard", 1),
-    ("zeropp --shard-size=2 --prefetch=2 --micro-batch=1", 2)]))
-def test_no_group_is_made_that_is_not_used(ranks, tmp_path, variant, count):
-    flags = (*ONE_STEP, *f"--variant={variant}".split())
-    for made, used in ranks(4)(groups_at_work, flags, tmp_path):
-        assert made == used and len(made) == count
 
 
 def members(flags, folder):
@@ -203,3 +115,122 @@ def test_by_default_those_of_a_machine(three, monkeypatch):
         args = common.parse(THREE, "", three.VARIANTS, three.flags, [f"--variant={variant}"])
         three.requires(args, 8)
         assert args.shard_size == size
+
+
+# ------------------------------------------------------------------------------- what is when there
+
+
+def units_of(model):
+    """The chapter's units of a model, shared by all ranks."""
+    three = chapter(THREE)
+    return three.make_units(model, functools.partial(three.Unit, group=dist.group.WORLD))
+
+
+def watched(stage, prefetch, keep):
+    """What is there whenever a unit's forward or backward begins, and in the end: which units are
+    gathered, which are on their way, which have gradients, and which are being reduced."""
+    three, seen = chapter(THREE), []
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 5))
+    units = units_of(model)
+    sgd = torch.optim.SGD([unit.shard for unit in units], 0.1)
+
+    def note(name):
+        where = [i for i, unit in enumerate(units) if unit.full.untyped_storage().nbytes()]
+        coming = [i for i, unit in enumerate(units) if unit.gathering]
+        gradients = [i for i, module in enumerate(model)
+                     if any(p.grad is not None for p in module.parameters())]
+        sent = [i for i, unit in enumerate(units) if getattr(unit, "reducing", None)]
+        seen.append((name, where, coming, gradients, sent))
+
+    for i, module in enumerate(model):
+        module.register_forward_pre_hook(lambda module, inputs, i=i: note(f"f{i}"))
+        module.register_full_backward_pre_hook(lambda module, gradient, i=i: note(f"b{i}"))
+    tokens = torch.tensor([[0, 1, 2]])
+    step = functools.partial(three.zero1_step, stage=2)
+    if stage == 3:
+        step = functools.partial(three.zero3_step, ahead=prefetch, keep_gathered=keep)
+        three.keep_only_shards(units)
+    step(model, units, sgd, [(tokens, tokens)] * 2, valid=6, clip=None)
+    note("end")
+    return seen
+
+
+ORDER = [*"f0 f1 f2 f3 b3 b2 b1 b0".split() * 2, "end"]  # of two micro-batches
+
+
+@pytest.mark.parametrize(("prefetch", "keep"), [(0, False), (1, False), (2, False), (1, True)])
+def test_nothing_gathered_outlives_its_use(ranks, prefetch, keep):
+    for seen in ranks(2)(watched, 3, prefetch, keep):
+        assert [name for name, *_ in seen] == ORDER
+        for name, where, coming, *_ in seen[:-1]:
+            i, forward = int(name[1]), name[0] == "f"
+            ahead = [j for j in range(4) if 0 < (j - i if forward else i - j) <= prefetch]
+            kept = [j for j in range(4) if keep and (j < i or not forward and j <= i)]
+            assert where == sorted({i, *ahead, *kept})
+            assert coming == ([] if keep and not forward else ahead)  # still on their way
+        assert seen[-1][1:3] == ([], [])
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_gradients_are_reduced_in_backward_and_freed_at_once(ranks, stage):
+    for seen in ranks(2)(watched, stage, 0, False):
+        assert [name for name, *_ in seen] == ORDER
+        for name, where, _, gradients, sent in seen:
+            # There is room for those of the unit that computes, and the ones before are gone.
+            assert gradients == ([int(name[1])] if name[0] == "b" else [])
+            assert sent == ([int(name[1]) + 1] if name in ("b2", "b1", "b0") else [])
+            assert stage == 3 or where == [0, 1, 2, 3]
+
+
+# ------------------------------------------------------------------------------- the formulas
+
+
+def test_the_table_of_the_lesson(three):
+    """P, G and O are 4, 4 and 8 bytes per parameter, and a stage divides them by N."""
+    cfg, n = common.PRESETS["7b"], 64
+    psi = cfg.parameters()
+
+    def held(stage, n, precision="fp32", **more):
+        args = Namespace(model=cfg, optimizer="adamw", dtype="float32", precision=precision, **more)
+        results = list(anatomy.state_bytes(args, {"zero": stage, "holders": n}, 4).values())
+        if not more:
+            assert three.held(psi, stage, n, precision) == pytest.approx(results, rel=1e-5)
+        return [size / psi for size in results]
+
+
+    def about(*sizes):
+        return pytest.approx(sizes, rel=1e-5)
+
+    assert held(1, n) == about(4, 4, 8 / n)
+    assert held(2, n) == about(4, 4 / n, 8 / n)
+    assert held(3, n) == about(4 / n, 4 / n, 8 / n)
+    assert held(2, n, offload=True) == about(4, 4 / n, 12 / n)
+    assert held(1, 1, precision="bf16") == about(2, 4, 12)  # there is nobody to share with
+    assert held(2, n, precision="bf16") == about(2, 4 / n, 12 / n)
+    assert held(3, n, precision="bf16") == about(2 / n, 4 / n, 12 / n)
+    for stage, ranks in ((1, 1), (1, 8), (2, 8), (3, 8)):
+        assert f"{7 * sum(held(stage, ranks)):g} GB" in three.__doc__
+
+
+def test_traffic_of_the_lesson(three):
+    cfg, n, m = common.PRESETS["1b"], 8, 3
+    size = 4 * cfg.parameters()
+
+    def wire(stage, **more):
+        sent = three.traffic(cfg, stage, n, m, **more)
+        return sum(wire for _, _, wire in sent.values()) / ((n - 1) / n * size)
+
+    assert [wire(1), wire(2)] == pytest.approx([2, m + 1], rel=1e-5)
+    head = 4 * (cfg.vocab + 2) * cfg.dim
+    assert wire(3) == pytest.approx((3 - head / size) * m, rel=1e-5)
+    assert wire(3, keep_gathered=True) == pytest.approx(2 * m, rel=1e-5)
+
+
+def test_tokens_to_hide_of_the_lesson(three):
+    """A number's p bytes behind 2 FLOPs a token, and g bytes, or g and p, behind 4."""
+    rates = 989e12, 450e9
+    forward, backward = (three.tokens_to_hide(*sent, 8, *rates) for sent in ((2, 1), (6, 2)))
+    assert f" {forward:,.0f} " in three.__doc__ and f" {backward:,.0f}." in three.__doc__
+    numbers, n = 10**6, 8
+    sending = 6 * numbers * (n - 1) / n / rates[1]
+    assert sending == pytest.approx(4 * numbers * backward / rates[0])

@@ -6,24 +6,15 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import common
 from lab.run.anatomy import activation_bytes
 from lab.run.machines import MACHINES
-from tests.chapters.test_04_formulas import Log, classes_of_chapter_01
-from tests.chapters.test_04_tensor_parallel import (
-    FOUR,
-    SMALL_TRAINING,
-    cases,
-    flags_of,
-    hold_shapes,
-)
-from tests.conftest import chapter, hold_to_one_gpu, run_main
-from tests.support.refused import hold_refusals
+from tests.chapters.test_04_tensor_parallel import FOUR, Log, classes_of_chapter_01
+from tests.conftest import chapter
+from tests.support.runs import check_run, runs
 
 FIVE = "05_sequence_parallel"
-VARIANTS = ("megatron", "kept", "ring")
 THREE = common.Config(layers=1, dim=24, heads=6, kv_heads=3, seq=9, vocab=37)
 
 
@@ -32,26 +23,17 @@ def five():
     return chapter(FIVE)
 
 
-def test_what_both_chapters_have_is_one_text(five):
-    of_four = chapter(FOUR).share_kv_heads
-    assert inspect.getsource(five.share_kv_heads) == inspect.getsource(of_four)
-
-
 # ------------------------------------------------------------------------------- same as one GPU
 
 
-@pytest.mark.parametrize("one", cases(*VARIANTS))
-def test_same_as_one_gpu(ranks, tmp_path, one):
-    world, flags = one["world"], flags_of(one)
-    results = ranks(world)(run_main, FIVE, flags, tmp_path)
-    hold_to_one_gpu(results, flags)
-    hold_shapes(results, outside=(48 // world, 48), inside=(48, 48 // world))
+@pytest.mark.parametrize("run", runs("05"))
+def test_same_as_one_gpu(ranks, tmp_path, run):
+    check_run(ranks, tmp_path, run)
 
 
-def test_bfloat16(ranks, five, tmp_path):
-    flags = (*SMALL_TRAINING, "--dtype=bfloat16")
-    (status, run, output), _ = ranks(2)(run_main, FIVE, flags, tmp_path)
-    assert status == 0 and all(check["ok"] for check in run["checks"]), output
+def test_what_both_chapters_have_is_one_text(five):
+    of_four = chapter(FOUR).share_kv_heads
+    assert inspect.getsource(five.share_kv_heads) == inspect.getsource(of_four)
 
 
 # ------------------------------------------------------------------------------- when it is sent
@@ -118,41 +100,6 @@ def test_every_hop_of_the_ring_hides_behind_a_matmul(ranks, five):
         ]
 
 
-class Copies(TorchDispatchMode):
-    """Counts the copies of tensors."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func._schema.name in ("aten::clone", "aten::copy_", "aten::_to_copy")
-        return func(*args, **(kwargs or {}))
-
-
-def copies_along_the_sequence(batch, tokens):
-    """How many copies an all_gather and a reduce_scatter make of sequences, of which each rank has
-    so many tokens, and whether the numbers are right."""
-    five, group = chapter(FIVE), dist.group.WORLD
-    rank, t = group.rank(), group.size()
-    full = torch.arange(batch * 2.0 * t * tokens).view(batch, t * tokens, 2)
-    mine = full[:, tokens * rank : tokens * (rank + 1)].contiguous()
-    gather, scatter = Copies(), Copies()
-    with gather:
-        in_flight = five.start_all_gather(mine, group)
-    received = in_flight.wait()  # here gloo makes copies of its own
-    with gather:
-        whole = five.whole_sequence(received)
-    with scatter:
-        in_flight = five.start_reduce_scatter(full, group)
-    assert whole.equal(full) and in_flight.wait().equal(t * mine)
-    return gather.count, scatter.count
-
-
-def test_one_sequence_is_not_copied_and_more_are_copied_once(ranks, five):
-    assert ranks(3)(copies_along_the_sequence, 1, 3) == [(0, 0)] * 3
-    for tokens in (3, 1):  # one token is no excuse: each linear would copy a view with strides
-        assert ranks(3)(copies_along_the_sequence, 2, tokens) == [(1, 1)] * 3
-
-
 # ------------------------------------------------------------------------------- the formulas
 
 
@@ -160,7 +107,10 @@ def test_all_activations_are_cut(five):
     cfg, t = common.PRESETS["7b"], 8
     assert classes_of_chapter_01() == five.kept(cfg, t).keys()
     uncut = cfg.seq * cfg.dim // cfg.heads * 2 + 4  # positions, and the loss
-    kept_by = lambda t, *variant: activation_bytes(cfg, 1, 2, five.kept(cfg, t, *variant)) - uncut
+
+    def kept_by(t, *variant):
+        return activation_bytes(cfg, 1, 2, five.kept(cfg, t, *variant)) - uncut
+
     assert kept_by(t) * t == kept_by(1)
     inputs = 2 * cfg.layers * cfg.seq * cfg.dim * 2  # of the sub-layers
     assert kept_by(t, "kept") - kept_by(t) == inputs * (t - 1) // t
@@ -177,7 +127,10 @@ def test_as_many_bytes_as_chapter_04(five):
                                   for variant in ("kept", "megatron", "ring"))
     _, _, apart = kept["all_reduce"]
     assert apart == pytest.approx(2 * ring * (five.numbers_in_full(cfg) * 2 + 4))
-    total = lambda sent: sum(wire for _, _, wire in sent.values())
+
+    def total(sent):
+        return sum(wire for _, _, wire in sent.values())
+
     assert total(kept) - apart == pytest.approx(theirs, rel=1e-12)
     again = 3 * 2 * cfg.layers * ring * x
     assert total(megatron) - total(kept) == pytest.approx(again, rel=1e-9)
@@ -208,14 +161,3 @@ def test_columns_of_qkv(five):
         common.keep_shard(attn.q, "weight", 0, group)
         on_a_rank = sum(linear.weight.shape[0] for linear in (attn.q, attn.k, attn.v))
         assert t * on_a_rank == five.columns_of_qkv(cfg, t) == columns
-
-
-def test_refusals(run_chapter):
-    hold_refusals(run_chapter, FIVE, [
-        ("--heads=4", 3, "--heads 4", "--nproc_per_node 2"),
-        ("--heads=4", 8, "--heads 4", "--nproc_per_node 4"),
-        ("--dim=96 --heads=12 --kv-heads=4 --seq=96", 6, "--heads 12", "--nproc_per_node 4"),
-        ("--seq=126", 4, "--seq 126", "--nproc_per_node 2"),
-        ("--ffn=6", 4, "--ffn 6", "--nproc_per_node 2"),
-        ("--variant=torch", 8, "torch cannot share a kv head", "--nproc_per_node 4"),
-    ])  # fmt: skip

@@ -1,35 +1,25 @@
 """Chapter 07's lists of actions, their programs, and the formulas."""
 
+import functools
 import itertools
 import re
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import common
 from lab.run.meters import FlopMeter
-from lab.schedules import (
-    automatic_schedule,
-    check_rendezvous,
-    drawing,
-    simulate,
-    simulated_bubble,
-)
-from tests.chapters.test_04_tensor_parallel import FLOAT64
+from lab.schedules import check_rendezvous, drawing, simulate, simulated_bubble
 from tests.chapters.test_07_pipeline_parallel import (
     SEVEN,
     VARIANTS,
-    same_bits,
     seven,  # noqa: F401  (a fixture)
-    small_pipeline,
 )
-from tests.conftest import FULL, ROOT, chapter, run_main, sample
+from tests.conftest import FULL, ROOT, chapter, run_main
+from tests.support.runs import run_of
 
-# Ranks, micro-batches and slices of `every_schedule`. Larger ones are drawn in test_drawn.py.
-MOST = 8 if FULL else 4
+MOST = 8 if FULL else 4  # ranks, micro-batches and slices of `every_schedule`
 
 
 # ------------------------------------------------------------------------------- the lists
@@ -80,42 +70,30 @@ def assert_in_order_of_time(seven, schedule, programs, times):
         assert times == sorted(times)
 
 
-def test_what_an_action_needs(seven):
-    """Of two pipelines with two stages each, as dualpipe has them."""
-    schedule = seven.make_schedule("dualpipe", 2, 4)
-    needs = {(kind, stage): schedule.needs(seven.Action(kind, stage, 5))
-             for kind in ("F", "B", "BW", "W") for stage in (2, 3)}
-    assert needs == {
-        ("F", 2): [], ("F", 3): [("F", 2, 5)],
-        ("B", 2): [("F", 2, 5), ("B", 3, 5)], ("B", 3): [("F", 3, 5)],
-        ("BW", 2): [("F", 2, 5), ("B", 3, 5)], ("BW", 3): [("F", 3, 5)],
-        ("W", 2): [("B", 2, 5)], ("W", 3): [("B", 3, 5)]}  # fmt: skip
-
-
-def lazy_programs(schedule, **times):
-    """What a rank needs it receives right before an action, and sends right after: the order that
-    gloo forgives."""
-    seven, programs, takers = chapter(SEVEN), [], {}
-    for actions in schedule.actions:
-        for action in actions:
-            takers |= {need: action for need in schedule.needs(action) if need[1] != action.stage}
-    for rank, actions in enumerate(schedule.actions):
-        program = []
-        for action in actions:
-            for need in schedule.needs(action):
-                if schedule.ranks[need[1]] != rank:
-                    program.append(seven.Message(need, schedule.ranks[need[1]], rank))
-            program.append(action)
-            taker = takers.get(action.output) if action.kind != "W" else None
-            if taker and schedule.ranks[taker.stage] != rank:
-                program.append(seven.Message(action.output, rank, schedule.ranks[taker.stage]))
-        programs.append(program)
+def lazy_programs(make_programs, schedule, **times):
+    """A rank receives right before the action that needs it, and sends right behind the one that
+    computed it: the order that gloo forgives."""
+    seven, programs = chapter(SEVEN), []
+    for rank, program in enumerate(make_programs(schedule, **times)):
+        messages = [step for step in program if isinstance(step, seven.Message)]
+        sent = {message.output: message for message in messages if message.sender == rank}
+        received = {message.output: message for message in messages if message.receiver == rank}
+        lazy = []
+        for action in schedule.actions[rank]:
+            lazy += [received[need] for need in schedule.needs(action) if need in received]
+            lazy.append(action)
+            if action.kind != "W" and action.output in sent:
+                lazy.append(sent[action.output])
+        programs.append(lazy)
     return programs
 
 
 def train_lazily(folder):
-    with mock.patch.object(chapter(SEVEN), "make_programs", lazy_programs):
-        return run_main(SEVEN, FLOAT64, folder)
+    """For a rank of the pool: a run of 1f1b by lazy programs."""
+    flags = run_of("07 2 --layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=16 --batch=4").flags
+    lazy = functools.partial(lazy_programs, chapter(SEVEN).make_programs)
+    with mock.patch.object(chapter(SEVEN), "make_programs", lazy):
+        return run_main(SEVEN, flags, folder)
 
 
 def test_an_order_that_gloo_forgives_is_refused(seven, ranks, tmp_path):
@@ -123,42 +101,10 @@ def test_an_order_that_gloo_forgives_is_refused(seven, ranks, tmp_path):
     are right, and the report says that other networks would wait for ever."""
     schedule = seven.make_schedule("1f1b", 2, 4)
     with pytest.raises(ValueError, match="for ever before ..Message.*Message"):
-        check_rendezvous(lazy_programs(schedule), schedule.needs)
+        check_rendezvous(lazy_programs(seven.make_programs, schedule), schedule.needs)
     (status, run, output), _ = ranks(2, timeout=120)(train_lazily, tmp_path)
     assert status == 1 and run["max_grad_diff"] < 1e-12
     assert "✗ ranks that can wait for ever" in output
-
-
-def bits_of_a_search(p, m, memory):
-    """Like `same_bits`, of a schedule that a search has found."""
-    seven = chapter(SEVEN)
-    args = SimpleNamespace(ranks=p, micro_batches=m, memory=memory, times=dict(F=2, B=3, W=1))
-    schedule = automatic_schedule(seven, args)
-    alive = max(max(seven.alive_over_time(actions)) for actions in schedule.actions)
-    with mock.patch.object(seven, "make_schedule", lambda *args: schedule):
-        return same_bits("zb-h1", m, 1), alive
-
-
-def test_what_a_search_finds_trains_bit_for_bit(ranks):
-    for (*same, outputs), alive in ranks(2, timeout=120)(bits_of_a_search, 2, 8, 3):
-        assert same == [True, True] and outputs == {} and alive == 3
-
-
-def tied_copies(variant):
-    """The embedding after three steps, as the first and the last stage have it."""
-    seven = chapter(SEVEN)
-    _, run_program, _, model, micro_batches, valid = small_pipeline(variant, 8, 2, tie=True)
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    for _ in range(3):
-        seven.train_step(run_program, model, optimizer, dist.group.WORLD, micro_batches, valid, 0.1)
-    return [p.detach() for p in model.parameters() if p.global_name == "embedding.weight"]
-
-
-@pytest.mark.parametrize(("variant", "world"), sample(
-    [("dualpipe", 4), ("1f1b", 2), ("interleaved", 2)]))  # fmt: skip
-def test_tied_embeddings_stay_equal_bit_for_bit(ranks, variant, world):
-    [[one], *_, [other]] = ranks(world, timeout=120)(tied_copies, variant)
-    assert one.equal(other)
 
 
 def test_messages_out_of_order_or_missing_are_refused(seven):
@@ -278,8 +224,7 @@ def test_a_message_hides_behind_so_many_blocks(seven):
 
 
 def test_the_picture_shows_the_idle_time_and_memory_of_the_schedules(seven):  # noqa: F811
-    """figures/pipeline.svg states both for 4 GPUs and 8 micro-batches. It shows three schedules,
-    each with a box for every F, B and W. (Boxes of the legend begin at a whole pixel.)"""
+    """figures/pipeline.svg states both for three schedules of 4 GPUs and 8 micro-batches."""
     p, m = 4, 8
     picture = (ROOT / "figures/pipeline.svg").read_text(encoding="utf-8")
     captions = re.findall("up to ([0-9]+) micro-batches .*>([0-9]+)% idle", picture)
@@ -287,5 +232,3 @@ def test_the_picture_shows_the_idle_time_and_memory_of_the_schedules(seven):  # 
         bubble = seven.bubble(variant, p, m, 1)
         assert int(idle) == round(100 * bubble / (1 + bubble)), variant
         assert int(alive) == max(seven.most_alive(variant, rank, p, m, 1) for rank in range(p))
-    for color in ("#355070", "#f6c7a4", "#63967a"):  # of F, B and W
-        assert len(re.findall(rf'<rect x="\d+\.75"[^>]*fill="{color}"', picture)) == 3 * p * m

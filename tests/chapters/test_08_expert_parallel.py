@@ -16,15 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import common
-from common import Refused
 from lab import chapters
-from tests.chapters.test_04_tensor_parallel import FLOAT64, TRAINING, covering
-from tests.conftest import FULL, chapter, hold_to_one_gpu, run_main, sample
-from tests.support.refused import hold_refusals
+from tests.conftest import chapter, sample
+from tests.support.runs import check_run, runs
 
 mixtures = chapters.held("08")
 EIGHT = "08_expert_parallel"
-VARIANTS = ("dropless", "capacity", "two-hops", "overlapped", "torch")
 
 
 @pytest.fixture(scope="module")
@@ -35,92 +32,11 @@ def eight():
 # ------------------------------------------------------------------------------- same as one GPU
 
 
-SETTINGS = {
-    "variant": VARIANTS,
-    "ranks": ((2, 2), (3, 3), (4, 4), (1, 1)),  # all, and those that share experts
-    "nodes": ("all", "one", "any"),  # machines: one; several, of which a token goes to one, or any
-    "top-k": (2, 1, 6),  # of 6 experts on three ranks, else of 8
-    "router": ("softmax", "sigmoid"),
-    "balance": ("loss", "loss-of-batch", "bias --bias-speed=0.01 --z-loss=0.1", "none"),
-    "matmul": ("loop", "grouped"),
-    "recompute": ("none", "selective", "full"),
-    "training": (  # gpt2 ties embedding and head; tiny has half as many kv heads
-        "--micro-batch=1 --kv-heads=2 --expert-dim=12",
-        "--micro-batch=2 --kv-heads=4 --optimizer=sgd --clip=0.1 --preset=gpt2 --attention=sdpa "
-        "--block=llama --ffn=24 --shared-expert --precision=bf16",
-    ),
-}
-ALL_RANKS = SETTINGS | {"ranks": ((4, 2), (2, 1), (8, 4))}  # some hold the same experts
-
-
-def machines(one):
-    """How many there are, and how many experts a token may choose from."""
-    world = one["ranks"][0]
-    nodes = 1 if one["nodes"] == "all" else 3 if world == 3 else 2
-    experts = 6 if world == 3 else 8
-    return nodes, experts // nodes if one["nodes"] == "one" else experts
-
-
-def fits(one):
-    nodes, choice = machines(one)
-    is_over_batch = one["balance"] == "loss-of-batch"
-    if one["variant"] == "overlapped" and (one["recompute"] == "full" or is_over_batch):
-        return False
-    if one["variant"] == "two-hops" and (nodes == 1 or one["ranks"][1] == 1):
-        return False
-    return one["top-k"] <= choice and not (is_over_batch and "--micro-batch=1" in one["training"])
-
-
-def flags_of(one):
-    world, ep = one["ranks"]
-    sequences, layers = 2 * world, 1
-    if one["variant"] == "overlapped":  # two micro-batches of two, or three of one: the last alone
-        sequences, layers = (4 if "--micro-batch=2" in one["training"] else 3) * world, 2
-    flags = [f"--ep={ep} --experts={6 if world == 3 else 8} --batch={sequences} --layers={layers} "
-             f"--dim=24 --heads=4 --seq=8 --vocab=128 --dtype=float64 {one['training']}"]
-    others = {"ranks", "nodes", "training"} | ({"matmul"} if one["variant"] == "torch" else set())
-    flags += [f"--{name}={value}" for name, value in one.items() if name not in others]
-    flags.append(f"--nodes={machines(one)[0]}" + " --node-limit=1" * (one["nodes"] == "one"))
-    if one["variant"] == "capacity":
-        flags.append(f"--capacity-factor={1 if one['top-k'] == 1 else 0.7}")
-    return [*TRAINING, *" ".join(flags).split()]
-
-
-HOLDERS = [dict(zip(SETTINGS, some)) for some in (
-    ("two-hops", (8, 4), "any", 2, "softmax", "bias --bias-speed=0.01 --z-loss=0.1", "loop", "full",
-     SETTINGS["training"][1]),
-    ("dropless", (4, 2), "one", 2, "sigmoid", "loss", "loop", "none", SETTINGS["training"][0]),
-    ("capacity", (2, 1), "all", 1, "softmax", "loss-of-batch", "grouped", "selective",
-     SETTINGS["training"][1]))]  # fmt: skip
-
-
-@pytest.mark.parametrize("one", [*covering(fits, **SETTINGS), *HOLDERS,
-                                 *(covering(fits, **ALL_RANKS) if FULL else ())])
-def test_same_as_one_gpu(ranks, tmp_path, one):
-    flags, world = flags_of(one), one["ranks"][0]
-    results = ranks(world, timeout=120)(run_main, EIGHT, flags, tmp_path)
-    hold_to_one_gpu(results, flags)
-    if one["variant"] == "overlapped" and world > 1:
-        assert "all_to_all" in results[0][1]["recorded"]["overlap"]
-
-
-def test_what_a_run_records_is_for_its_picture(ranks, tmp_path):
-    """Rows from each rank to each, of the first exchange; and how often each expert is picked."""
-    flags = (*FLOAT64, "--ep=2", "--micro-batch=1", "--recompute=full")  # no pick is counted again
-    (_, run, _), *_ = ranks(4, timeout=120)(run_main, EIGHT, flags, tmp_path)
-    rows = torch.tensor(run["recorded"]["rows"])
-    assert rows.sum(1).tolist() == 4 * [16 * 2]  # the picks of a sequence
-    assert rows[:2, 2:].sum() == rows[2:, :2].sum() == 0  # none leaves those who share experts
-    loads = torch.tensor(run["recorded"]["loads"])
-    assert loads.shape == (run["config"]["steps"], 2, 8) and (loads.sum(2) == 4 * 16 * 2).all()
-
-
-@pytest.mark.parametrize("variant", sample(["two-hops", "dropless", "capacity", "overlapped"]))
-def test_bfloat16(ranks, tmp_path, variant):
-    flags = (*FLOAT64, "--layers=1", "--dtype=bfloat16", "--micro-batch=1", f"--variant={variant}",
-             "--nodes=2", "--matmul=grouped")
-    (_, run, output), *_ = ranks(2, timeout=120)(run_main, EIGHT, flags, tmp_path)
-    assert all(check["ok"] is not False for check in run["checks"]), output
+@pytest.mark.parametrize("run", runs("08"))
+def test_same_as_one_gpu(ranks, tmp_path, run):
+    record, _ = check_run(ranks, tmp_path, run)
+    if "--variant=overlapped" in run.flags and run.world > 1:
+        assert "all_to_all" in record["recorded"]["overlap"]
 
 
 def shared_out(eight, cfg, kind=None):
@@ -277,7 +193,7 @@ def test_gates_are_finite_where_scores_have_vanished(eight):
 def hops(cfg):
     """Of random choices: by one hop, how many rows leave this rank's machine; by two, how many
     cross, and the difference of what comes out, of gradients and of x's gradient."""
-    eight, found = chapter(EIGHT), []
+    eight, results = chapter(EIGHT), []
     rank, nodes = dist.get_rank(), cfg.nodes
     drawn = torch.Generator().manual_seed(rank)
     x = torch.randn(2, 8, 16, dtype=torch.float64, generator=drawn)
@@ -288,7 +204,7 @@ def hops(cfg):
         given = [x.clone().requires_grad_(), gates.clone().requires_grad_()]
         out = moe.through_experts(given[0], chosen, given[1])
         (out * x).sum().backward()
-        found.append([out, *(each.grad for each in given), moe.up.grad, moe.down.grad])
+        results.append([out, *(each.grad for each in given), moe.up.grad, moe.down.grad])
         if kind is eight.MoE:
             [(sent, _)] = moe.seen
             each = len(sent) // nodes
@@ -298,7 +214,7 @@ def hops(cfg):
             [(sent, _)] = moe.crossed
             two = sum(sent) - sent[rank // (dist.get_world_size() // nodes)]
     counted = mixtures.crossings(chosen, cfg, rank // (dist.get_world_size() // nodes))
-    far = max(((a - b).abs().max() / a.abs().max()).item() for a, b in zip(*found))
+    far = max(((a - b).abs().max() / a.abs().max()).item() for a, b in zip(*results))
     return far, (one, two), [16 * rows for rows in counted]
 
 
@@ -426,38 +342,3 @@ def test_the_condition_is_of_what_travels_and_of_what_computes(eight):
         assert eight.travel_over_compute(cfg, 4, 2, 5e9, 7e6) == pytest.approx(
             there_and_back / 7e6 / seconds)
     assert eight.travel_over_compute(cfg, 1, 2, 5e9, 7e6) == 0
-
-
-# ------------------------------------------------------------------------------- bad arguments
-
-
-def test_a_run_without_lab_refuses_what_is_below_one(eight):
-    for flag in ("--ep=-1", "--ep=0", "--top-k=0", "--experts=0"):
-        args = common.parse("", "", eight.VARIANTS, eight.flags, [flag])
-        with pytest.raises(Refused, match="1 or more"):
-            eight.requires(args, 2)
-
-
-def test_refusals(run_chapter):
-    two_turns = "--batch 8 --micro-batch 1"
-    hold_refusals(run_chapter, EIGHT, [
-        ("--ep=3 --experts=6", 4, "--ep 3", "--ep 1"),
-        ("--ep=4 --experts=6", 4, "--experts 6", "--experts 8"),
-        ("--top-k=9", 2, "--top-k 9", "--top-k 8"),
-        ("--top-k=5 --nodes=2 --node-limit=1", 2, "--top-k 5", "--top-k 4"),
-        ("--nodes=2 --node-limit=3", 2, "--node-limit 3", "--node-limit 2"),
-        ("--variant=two-hops", 4, "--nodes 1", "--nodes 4"),
-        ("--balance=loss-of-batch --micro-batch=1", 2, "--balance loss-of-batch", "--balance loss"),
-        ("--variant=torch --matmul=loop", 2, "--matmul", "--variant dropless"),
-        ("--matmul=grouped --expert-dim=30", 2, "--expert-dim 30", "--expert-dim 32"),
-        ("--balance-weight=0.1 --balance=none", 4, "--balance-weight", "--balance loss"),
-        ("--bias-speed=0", 4, "--bias-speed", "--balance bias"),
-        ("--variant=capacity --capacity-factor=0.01", 2, "--capacity-factor 0.01",
-         "--capacity-factor 1"),
-        ("--capacity-factor=2", 2, "--capacity-factor", "--variant capacity"),
-        ("--batch=6", 4, "--batch 6", "--batch 8"),
-        ("--variant=overlapped", 4, "overlapped", two_turns),
-        ("--variant=overlapped --batch=4 --micro-batch=1", 4, "overlapped", two_turns),
-        ("--variant=overlapped --micro-batch=1 --recompute=full", 2, "--recompute full",
-         "--recompute selective"),
-    ])

@@ -7,7 +7,11 @@ from hypothesis import strategies as st
 
 from tests.conftest import FULL, chapter
 
-ten = lambda: chapter("10_planner")
+
+def ten():
+    return chapter("10_planner")
+
+
 POWERS = st.integers(0, 3).map(lambda k: 2**k)
 FACTORS = st.floats(1, 8)
 

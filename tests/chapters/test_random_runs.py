@@ -21,6 +21,7 @@ from common import Refused
 from kernels import fp8
 from lab import launch
 from tests.conftest import CHAPTERS, TEXT, chapter, no_flags, run_main, sample, training_chapters
+from tests.support.runs import TABLES
 
 RUNS = int(os.environ.get("RUNS", 4))  # in float64, of each variant
 OPTIMIZERS = "adamw", "sgd", "momentum", "muon"
@@ -97,6 +98,7 @@ def drawn(rng, module, variant, optimizer):
 
 
 def is_legal(module, world, flags):
+    """Whether the chapter accepts these flags on so many ranks."""
     if "--noise-scale" in flags and world == 1:
         return False  # which is asked when the run begins
     with contextlib.redirect_stderr(io.StringIO()):
@@ -130,16 +132,27 @@ def legal_run(rng, name, variant, optimizers, *more, change=lambda rng, flags: f
     return None
 
 
+def test_every_variant_is_in_the_table_of_runs():
+    """Those by hand are run every day."""
+    for name in training_chapters():
+        assert name[:2] in TABLES, f"tests/chapters/runs.toml has no runs of {name}"
+        table = TABLES[name[:2]]
+        words = f"{table['base']} {table['daily']}".split()
+        _, *variants = chapter(name).VARIANTS  # the first is the default
+        for variant in variants:
+            assert variant == "torch" or f"--variant={variant}" in words, f"{name} {variant}"
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "variant", "number"), sample(cases(), 0))
 def test_a_random_run_is_the_same_as_one_gpu(ranks, tmp_path, name, variant, number):
     rng, text = random.Random(f"{name} {variant} {number}"), f"--data={TEXT}"
-    found = (legal_run(rng, name, variant, [OPTIMIZERS[number % 4]], text, "--dtype=float64")
+    legal = (legal_run(rng, name, variant, [OPTIMIZERS[number % 4]], text, "--dtype=float64")
              or legal_run(rng, name, variant, OPTIMIZERS, text, "--dtype=float64")
              or legal_run(rng, name, variant, OPTIMIZERS, text))  # what rounds may refuse float64
-    if not found:
+    if not legal:
         pytest.skip("needs a GPU")  # as chapter 06's torch does
-    world, flags = found
+    world, flags = legal
     (status, _, output), *_ = ranks(world, timeout=400)(run_main, name, flags, tmp_path)
     assert status == 0, output
 
@@ -159,10 +172,10 @@ def test_no_random_run_is_called_wrong(ranks, tmp_path, number):
     variant, text = rng.choice(list(chapter(name).VARIANTS)), rng.choice(
         (TEXT, tmp_path / "text.bin"))
     dtype = "bfloat16" if number % 5 == 4 else "float32"  # half of these with --precision bf16
-    found = legal_run(rng, name, variant, OPTIMIZERS, f"--data={text}", "--steps=3",
+    legal = legal_run(rng, name, variant, OPTIMIZERS, f"--data={text}", "--steps=3",
                       f"--dtype={dtype}", change=without_kernels)
-    if not found:
+    if not legal:
         pytest.skip("needs a GPU")
-    world, flags = found
+    world, flags = legal
     (status, run, output), *_ = ranks(world, timeout=400)(run_main, name, flags, tmp_path)
     assert status == 0 and not run["diagnosis"], output

@@ -73,9 +73,9 @@ def compile_all(arch, every, only):
         compiled.clear()
         call()
         for kernel in compiled:
-            found, about = resources(kernel), kernel.metadata
-            room = matmul.occupancy(found["registers"], about.shared, about.num_warps, MEMORY[arch])
-            yield {"case": case, "shared": about.shared, "occupancy": room} | found
+            taken, about = resources(kernel), kernel.metadata
+            room = matmul.occupancy(taken["registers"], about.shared, about.num_warps, MEMORY[arch])
+            yield {"case": case, "shared": about.shared, "occupancy": room} | taken
 
 
 def cases(every):
@@ -162,8 +162,8 @@ def resources(kernel):
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     name, registers, stack = re.search(r"Function (\w+):\s+REG:(\d+) STACK:(\d+)", printed).groups()
     interesting = "mma.sync", "wgmma", "tcgen05.mma", "cp.async.bulk.tensor", "tf32"
-    found = [name for name in interesting if name in kernel.asm["ptx"]]
-    return {"kernel": name, "instructions": found, "registers": int(registers),
+    present = [name for name in interesting if name in kernel.asm["ptx"]]
+    return {"kernel": name, "instructions": present, "registers": int(registers),
             "stack": int(stack)}
 
 

@@ -21,17 +21,20 @@ IN_16_BITS = pytest.mark.parametrize("dtype", DTYPES[1 : 2 if DEVICE == "cpu" el
 
 @pytest.fixture(autouse=True)
 def interpreter(request):
+    """Skip what Triton's interpreter would run, where it can't."""
     if "compiled" not in request.node.name:
         needs_triton()
 
 
 def random(*shape, dtype=torch.float32, scale=1.0, seed=0):
+    """The same random tensor for the same shape and seed."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
     x = torch.randn(shape, generator=generator) * scale
     return x.to(DEVICE, dtype)
 
 
 def exact(x):
+    """A copy in float64 that requires a gradient."""
     return None if x is None else x.detach().double().requires_grad_()
 
 
@@ -58,15 +61,15 @@ def compare(function, reference, inputs, used=None, gradients=None):
     """
     inputs = [None if x is None else x.detach().requires_grad_() for x in inputs]
     exacts = [exact(x) for x in inputs]
-    found, expected = function(*inputs), reference(*exacts)
-    if torch.is_tensor(found):
-        found, expected = (found,), (expected,)
-    used = range(len(found)) if used is None else used
+    actual, expected = function(*inputs), reference(*exacts)
+    if torch.is_tensor(actual):
+        actual, expected = (actual,), (expected,)
+    used = range(len(actual)) if used is None else used
     if gradients is None:
-        gradients = [random(*found[i].shape, seed=i + 5).to(found[i].dtype) for i in used]
-    torch.autograd.backward([found[i] for i in used], gradients)
+        gradients = [random(*actual[i].shape, seed=i + 5).to(actual[i].dtype) for i in used]
+    torch.autograd.backward([actual[i] for i in used], gradients)
     torch.autograd.backward([expected[i] for i in used], [g.double() for g in gradients])
-    for one, other in zip(found, expected):
+    for one, other in zip(actual, expected):
         assert_close(one, other, inputs[0].dtype)
     for x, x64 in zip(inputs, exacts):
         if x is not None:
@@ -74,16 +77,16 @@ def compare(function, reference, inputs, used=None, gradients=None):
             assert_close(x.grad, unused, x.dtype)
 
 
-def compare_rounding(found, reference, inputs, dy):
-    """found: y, and the gradients of all inputs. Nothing on the way to them was rounded to 16 bits.
-    """
+def compare_rounding(actual, reference, inputs, dy):
+    """actual: y, and the gradients of all inputs, of which nothing was rounded to 16 bits."""
     exacts = [exact(x) for x in inputs]
     y = reference(*exacts)
-    for one, other in zip(found, (y.detach(), *torch.autograd.grad(y, exacts, dy.double()))):
+    for one, other in zip(actual, (y.detach(), *torch.autograd.grad(y, exacts, dy.double()))):
         assert_rounded_once(one, other)
 
 
 def qkv(heads, kv_heads, queries, keys, dim, dtype=torch.float32, batch=1, scale=1.0):
+    """Random queries, keys and values."""
     shapes = (heads, queries), (kv_heads, keys), (kv_heads, keys)
     return [random(batch, h, s, dim, dtype=dtype, scale=scale, seed=i)
             for i, (h, s) in enumerate(shapes)]

@@ -42,6 +42,49 @@ def test_a_model_takes_the_kernels(gated):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-4)
 
 
+# ------------------------------------------------------------------------------- what does not fit
+
+ONE, TWO = torch.ones(2, 4), torch.ones(4)
+Q, LSE = torch.ones(1, 4, 5, 16), torch.zeros(1, 4, 5)
+MISFITS = {  # a kernel, and what it says: the arguments
+    ("matmul.matmul", "matmul: "): [
+        (torch.ones(2, 3), torch.ones(2, 3)), (torch.ones(2, 3), torch.ones(3)),
+        (torch.ones(2, 3), torch.ones(3, 2).half()),
+        (torch.ones(2, 3).double(), torch.ones(3, 2).double())],
+    ("elu.elu", "x of shape"): [(TWO.long(),)],
+    ("swiglu.swiglu", "up of shape"): [(TWO.long(), TWO)],
+    ("swiglu.swiglu", "gate of shape"): [(TWO, TWO[None])],
+    ("rmsnorm.rms_norm", "x has shape"): [(torch.ones(2, 16385), TWO)],
+    ("rmsnorm.rms_norm", "x of shape"): [(ONE.double(), TWO)],
+    ("rmsnorm.rms_norm", "weight has shape"): [(ONE, torch.ones(3))],
+    ("layernorm.layer_norm", "x of shape"): [(ONE.double(), TWO, TWO)],
+    ("layernorm.layer_norm", "bias"): [(ONE, TWO, None), (ONE, TWO, TWO.to("meta"))],
+    ("flash_attention.flash_attention", "q of shape"): [
+        (torch.ones(2, 3, 16), Q, Q), 3 * (torch.ones(1, 2, 3, 257),), 3 * (Q.int(),)],
+    ("flash_attention.flash_attention", "k of shape"): [
+        (Q, Q.half(), Q), (Q, *2 * (torch.ones(1, 3, 3, 16),))],
+    ("flash_attention.flash_attention", "v of shape"): [(Q, Q, torch.ones(1, 4, 3, 16))],
+    ("flash_attention.flash_attention", "lengths of shape"): [
+        (Q, Q, Q, True, torch.tensor(lengths))
+        for lengths in ([0.0, 5.0], [[0, 5]], [1, 5], [0, 3], [0, 3, 2, 5])],
+    ("flash_attention.flash_attention", "window is"): [
+        (Q, Q, Q, True, None, 0), (Q, Q, Q, False, None, 2)],
+    ("flash_attention.flash_backward", "dout of shape"): [(Q.half(), Q, Q, Q, Q, LSE)],
+    ("flash_attention.flash_backward", "out of shape"): [
+        (Q, Q, Q, Q, torch.ones(1, 4, 6, 16), LSE)],
+    ("flash_attention.flash_backward", "lse of shape"): [(Q, Q, Q, Q, Q, LSE[..., None])],
+}
+
+
+@pytest.mark.parametrize(("name", "says"), MISFITS)
+def test_what_does_not_fit(name, says):
+    module, function = name.split(".")
+    kernel = getattr(importlib.import_module(f"kernels.{module}"), function)
+    for arguments in MISFITS[name, says]:
+        with pytest.raises(ValueError, match=says):
+            kernel(*arguments)
+
+
 # ------------------------------------------------------------------------------- compiled
 
 # Bytes of shared memory that a program may have; for sm_80, of the smallest that run its code.
@@ -61,11 +104,11 @@ def compiled(arch, tmp_path):
 
 @pytest.mark.parametrize("arch", sample([90, 80, 100]))
 def test_compiled_without_spills_for(arch, tmp_path):
-    found = compiled(arch, tmp_path)
-    names = {(kernel["case"].split()[0], kernel["kernel"]) for kernel in found}
+    kernels = compiled(arch, tmp_path)
+    names = {(kernel["case"].split()[0], kernel["kernel"]) for kernel in kernels}
     assert len(names) >= ((12 if arch == 80 else 14) if FULL else 1), names
     version = tuple(map(int, importlib.metadata.version("triton").split(".")[:2]))
-    for kernel in found:
+    for kernel in kernels:
         is_wide = "float32" in kernel["case"]  # which has no tensor cores, but many registers
         if version >= (3, 7):  # older compilers spill here and there
             assert kernel["stack"] <= (32 if "attention" in kernel["case"] and is_wide else 0)

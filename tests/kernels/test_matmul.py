@@ -1,10 +1,11 @@
-"""kernels/matmul.py against float64, and its formulas."""
+"""kernels/matmul.py against float64, its formulas, and kernels/grouped_matmul.py."""
 
 import importlib
 
 import pytest
 import torch
 
+from tests.conftest import chapter
 from tests.kernels.tensors import (
     DEVICE,
     DTYPES,
@@ -14,15 +15,18 @@ from tests.kernels.tensors import (
 )
 
 matmul = importlib.import_module("kernels.matmul")
+grouped_matmul = importlib.import_module("kernels.grouped_matmul")
 exercises = importlib.import_module("lab.chapters.kernels.matmul_checks")
 SHAPES = [(1, 1, 1), (33, 70, 20), (129, 130, 100), (0, 3, 4), (3, 0, 4), (3, 4, 0)]
 
 
 def pair(m, n, k, dtype=torch.float32):
+    """Two random matrices, (m, k) and (k, n)."""
     return random(m, k, dtype=dtype), random(k, n, dtype=dtype, seed=1)
 
 
 def compare(function, a, b):
+    """Compare a product with the one in float64."""
     assert_close(function(a, b), a.double() @ b.double(), a.dtype)
 
 
@@ -39,6 +43,7 @@ def test_the_naive_kernel(down):
 
 
 def in_tiles(a, b, programs, group=1):
+    """The tiled kernel, in tiles of 16 x 16, by so many programs."""
     return matmul.launch(matmul.tiled_kernel, a, b, programs, 16, 16, 16, group, DEVICE == "cpu")
 
 
@@ -62,14 +67,6 @@ def test_matmul_reads_nothing_beyond_its_matrices():
         around[2000:-2000] = x.ravel()
     inner = [around[2000:-2000].view(x.shape) for x, around in zip((a, b), within)]
     assert matmul.matmul(*inner).equal(matmul.matmul(a, b))
-
-
-def test_what_does_not_fit():
-    one = torch.ones
-    for a, b in [(one(2, 3), one(2, 3)), (one(2, 3), one(3)), (one(2, 3), one(3, 2).half()),
-                 (one(2, 3).double(), one(3, 2).double())]:  # fmt: skip
-        with pytest.raises(ValueError, match="matmul: "):
-            matmul.matmul(a, b)
 
 
 def test_bytes_that_are_loaded():
@@ -128,3 +125,40 @@ def test_occupancy_is_that_of_nvidias_tables():
     assert matmul.occupancy(32, 114 * 1024, 8) == 8 / 64  # each takes 1 KB more
     assert matmul.occupancy(118, 98304, 8, 164 * 1024) == 8 / 64  # of an A100
     assert matmul.occupancy(255, 0, 32) == 0
+
+
+# ------------------------------------------------------------------------------- by experts
+
+
+def both(dtype, columns, counts):
+    """Outputs and all gradients of chapter 08's loop over experts, and of grouped matmuls."""
+    eight, ends = chapter("08_expert_parallel"), torch.tensor(counts).cumsum(0)
+    results = []
+    for grouped in (False, True):
+        torch.manual_seed(0)
+        rows, out = torch.randn(2, sum(counts), 16, dtype=torch.float64).to(dtype)
+        matrices = [torch.randn(len(counts), *shape, dtype=torch.float64).to(dtype) / 8
+                    for shape in [(16, 24)] * columns + [(24, 16)]]
+        given = [rows, *matrices]
+        for x in given:
+            x.requires_grad_()
+        if grouped:
+            y = grouped_matmul.run_experts(rows, matrices[:-1], matrices[-1], ends)
+        else:
+            y = eight.run_experts(rows, matrices[:-1], matrices[-1], counts)
+        y.backward(out)
+        results.append([y, *(x.grad for x in given)])
+    return zip(*results)
+
+
+@pytest.mark.parametrize("columns", [1, 2])  # ups; or ups and gates
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5),
+                                                  (torch.bfloat16, 2e-2)])
+def test_as_the_loop_over_experts(columns, dtype, tolerance):
+    """Some experts have no row: their gradient is zero."""
+    for counts in ([5, 0, 1, 17, 0, 9, 3, 5], [40], [0, 0, 0]):
+        for loop, grouped in both(dtype, columns, counts):
+            assert loop.shape == grouped.shape and loop.dtype == grouped.dtype
+            if loop.numel():
+                scale = loop.abs().max().clamp(min=1e-9)
+                assert (loop - grouped).abs().max() <= tolerance * scale

@@ -96,26 +96,8 @@ def test_norms_round_once(monkeypatch, norm, dtype):
     x, dy = ((random(90, 200, seed=i) + 3 - i).to(dtype) for i in (1, 2))
     weights = [random(200, dtype=dtype, seed=i + 3) for i in range(norm.weights)]
     _, y, *statistics = norm.forward(x, *weights)
-    found = norm.backward(dy, x, weights[0], *statistics)
-    compare_rounding([y, *found], norm.reference, [x, *weights], dy)
-
-
-def test_what_does_not_fit():
-    x, weight = torch.ones(2, 4), torch.ones(4)
-    for said, changed in [
-        ("x has shape", {"x": torch.ones(2, 16385)}),
-        ("x of shape", {"x": x.double()}),
-        ("weight has shape", {"weight": torch.ones(3)}),
-        ("residual of shape", {"residual": x.half()}),
-    ]:
-        given = {"x": x, "weight": weight} | changed
-        with pytest.raises(ValueError, match=said):
-            rmsnorm.rms_norm(**given)
-        with pytest.raises(ValueError, match=said):
-            layernorm.layer_norm(bias=weight, **given)
-    for bias in (None, weight.to("meta")):
-        with pytest.raises(ValueError, match="bias"):
-            layernorm.layer_norm(x, weight, bias)
+    actual = norm.backward(dy, x, weights[0], *statistics)
+    compare_rounding([y, *actual], norm.reference, [x, *weights], dy)
 
 
 def test_bytes_that_are_moved():

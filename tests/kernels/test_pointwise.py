@@ -64,10 +64,10 @@ def test_extreme_values():
 @IN_16_BITS
 def test_pointwise_kernels_round_once(dtype):
     x, gate, dy = (random(3000, scale=2, seed=i).to(dtype) for i in range(3))
-    found = elu.elu_forward(x, 0.7), elu.elu_backward(dy, x, 0.7)
-    compare_rounding(found, lambda x: elu.elu_reference(x, 0.7), [x], dy)
-    found = swiglu.swiglu_forward(x, gate), *swiglu.swiglu_backward(dy, x, gate)
-    compare_rounding(found, swiglu.swiglu_reference, [x, gate], dy)
+    actual = elu.elu_forward(x, 0.7), elu.elu_backward(dy, x, 0.7)
+    compare_rounding(actual, lambda x: elu.elu_reference(x, 0.7), [x], dy)
+    actual = swiglu.swiglu_forward(x, gate), *swiglu.swiglu_backward(dy, x, gate)
+    compare_rounding(actual, swiglu.swiglu_reference, [x, gate], dy)
 
 
 def test_the_references_are_pytorchs():
@@ -81,8 +81,8 @@ def test_swiglu_keeps_gate_and_up():
     """The chain of operators keeps silu(gate) as well."""
     for function, fused in ((swiglu.swiglu, True), (swiglu.swiglu_reference, False)):
         kept = {}
-        note = lambda x, kept=kept: kept.setdefault(x.data_ptr(), x)
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        with torch.autograd.graph.saved_tensors_hooks(
+                lambda x, kept=kept: kept.setdefault(x.data_ptr(), x), lambda x: x):
             y = function(*(random(4, 8, seed=i).requires_grad_() for i in range(2)))
         assert sum(x.nbytes for x in kept.values()) == swiglu.kept_bytes(y.numel(), 4, fused)
 
@@ -92,12 +92,3 @@ def test_formulas():
     assert elu.arithmetic_intensity(2) == 1.25 and round(elu.instruction_budget(2)) == 37
     assert swiglu.chain_forward_bytes(1, 2) == 5 * 2 and swiglu.forward_bytes(1, 2) == 3 * 2
     assert swiglu.chain_backward_bytes(1, 2) == 9 * 2 and swiglu.backward_bytes(1, 2) == 5 * 2
-
-
-def test_what_does_not_fit():
-    x = torch.ones(3)
-    for call, said in [(lambda: elu.elu(x.long()), "x of shape"),
-                       (lambda: swiglu.swiglu(x.long(), x), "up of shape"),
-                       (lambda: swiglu.swiglu(x, x[None]), "gate of shape")]:  # fmt: skip
-        with pytest.raises(ValueError, match=said):
-            call()

@@ -77,6 +77,7 @@ class Pool:
         return f"{self.folder}/{next(self.number)}.{kind}"
 
     def member(self):
+        """Start a rank process."""
         stacks = self.path("stacks")
         pipe, theirs = CONTEXT.Pipe()
         process = CONTEXT.Process(target=serve, args=(theirs, stacks), daemon=True)
@@ -146,6 +147,7 @@ class Pool:
         pytest.fail("\n".join(reports), pytrace=False)
 
     def receive(self, rank):
+        """What a rank sends, or how it died."""
         process, pipe, stacks = self.members[rank]
         try:
             return pickle.loads(pipe.recv_bytes())
@@ -163,12 +165,14 @@ class Pool:
         return text
 
     def stop(self):
+        """End all processes."""
         for process, pipe, _ in self.members:
             end(process, pipe)
         self.members = []
 
 
 def end(process, pipe):
+    """Kill a process and close its pipe."""
     process.kill()
     process.join()
     pipe.close()

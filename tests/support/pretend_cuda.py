@@ -107,15 +107,15 @@ def pretended_cuda():
         if gpu.streams[-1] is None:
             begun = gpu.collectives.pop(work, None)
             if begun and begun.meeting:
-                gpu.ranks.hear(*begun.meeting)
+                gpu.ranks.wait_for(*begun.meeting)
             with _disable_current_modes():  # gloo may copy now
                 return wait(work, *args)
 
     def new_group(ranks=None, *args, **kwargs):
         """All ranks make all groups, in the same order, those that they are not in as well."""
         place = gpu.ranks.place("a new group")
-        gpu.ranks.say(place, f"{place}, of ranks {ranks}")
-        gpu.ranks.hear(place, gpu.ranks.all)
+        gpu.ranks.announce(place, f"{place}, of ranks {ranks}")
+        gpu.ranks.wait_for(place, gpu.ranks.all)
         group = make_group(ranks, *args, **kwargs)
         if kwargs.get("backend") == "gloo":  # asked for: it is the host's
             gpu.on_host.add(group.group_name)

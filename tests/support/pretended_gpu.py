@@ -27,6 +27,7 @@ def kind(tensor):
 
 
 def on_gpu(tensor):
+    """Whether a tensor is on the pretended device."""
     return kind(tensor) == "device"
 
 
@@ -58,11 +59,12 @@ def patiently(done, meanwhile=lambda: None):
 
 
 class Ranks:
-    """What the ranks say to each other, in the store through which they have met.
+    """What the ranks announce to each other, in the store through which they have met.
 
     Under NCCL, ranks that issue different collectives hang, or take each other's bytes. So each
-    says what comes next, and hears the others of its group: all of them go on, or all raise. All
-    raise as well if one has left by an error, or if they wait for each other in several groups.
+    announces what comes next, and waits for the others of its group: all of them go on, or all
+    raise. All raise as well if one has left by an error, or if they wait for each other in several
+    groups.
     """
 
     def __init__(self):
@@ -79,62 +81,64 @@ class Ranks:
         self.times[name] += 1
         return f"{name}, number {self.times[name]}"
 
-    def say(self, place, what):
+    def announce(self, place, what):
+        """Tell the other ranks what this one does there."""
         if self.store:
             self.store.set(f"{place}: {self.rank}", what)
 
-    def said(self, place, rank):
+    def announcement(self, place, rank):
         return self.store.get(f"{place}: {rank}").decode()
 
-    def have_said(self, place, ranks):
+    def have_announced(self, place, ranks):
         return self.store.check([f"{place}: {rank}" for rank in ranks])
 
     def compare(self, place, ranks):
-        """Raise if what these have said differs."""
-        said = {rank: self.said(place, rank) for rank in ranks if self.store}
-        if len(set(said.values())) > 1:
-            raise Disagreement(listed("ranks disagree", said))
+        """Raise if what these have announced differs."""
+        announced = {rank: self.announcement(place, rank) for rank in ranks if self.store}
+        if len(set(announced.values())) > 1:
+            raise Disagreement(listed("ranks disagree", announced))
 
-    def hear(self, place, ranks):
-        """Wait until they have all said the same."""
+    def wait_for(self, place, ranks):
+        """Wait until they have all announced the same."""
 
         def look_around():
             if self.store.check(["error"]):
                 raise Disagreement(self.store.get("error").decode())
             stuck = self.stuck()
             if stuck and stuck == self.stuck():  # both times, so all at one time
-                said = {rank: self.said(place, rank) for rank, place in stuck.items()}
-                raise Disagreement(listed("ranks wait for each other", said))
+                announced = {rank: self.announcement(place, rank) for rank, place in stuck.items()}
+                raise Disagreement(listed("ranks wait for each other", announced))
 
         if self.store:
-            self.say("at", json.dumps([place, ranks]))
-            if not patiently(lambda: self.have_said(place, ranks), look_around):
-                raise Disagreement(f"rank {self.rank} is alone at {self.said(place, self.rank)}")
+            self.announce("at", json.dumps([place, ranks]))
+            if not patiently(lambda: self.have_announced(place, ranks), look_around):
+                alone = self.announcement(place, self.rank)
+                raise Disagreement(f"rank {self.rank} is alone at {alone}")
             self.compare(place, ranks)
 
     def compare_rows(self, place, ranks):
         """Of an all_to_all: raise if one sends more or fewer rows than another expects of it; and
         all raise, since the others would wait for these two."""
-        said = {rank: self.said(place, rank) for rank in ranks if self.store}
-        sent, received = zip(*map(json.loads, said.values())) if said else ((), ())
+        announced = {rank: self.announcement(place, rank) for rank in ranks if self.store}
+        sent, received = zip(*map(json.loads, announced.values())) if announced else ((), ())
         if list(zip(*sent)) != list(map(tuple, received)):
-            raise Disagreement(listed("ranks disagree on [sent, received] rows", said))
+            raise Disagreement(listed("ranks disagree on [sent, received] rows", announced))
 
     def stuck(self):
         """Where each rank waits, if all do: then nobody can come to where another one is."""
         places = {}
         for rank in self.all:
-            if not self.have_said("at", [rank]):
+            if not self.have_announced("at", [rank]):
                 return None
-            place, ranks = json.loads(self.said("at", rank))
-            if self.have_said(place, ranks):  # it goes on, or will do so at once
+            place, ranks = json.loads(self.announcement("at", rank))
+            if self.have_announced(place, ranks):  # it goes on, or will do so at once
                 return None
             places[rank] = place
         return places
 
     def leave(self):
-        self.say("left", "leaves in peace")
-        self.hear("left", self.all)
+        self.announce("left", "leaves in peace")
+        self.wait_for("left", self.all)
 
     def leave_by(self, error):
         """All leave together: another rank may still need this one for what both have begun."""
@@ -142,15 +146,18 @@ class Ranks:
             what = f"leaves by {type(error).__name__}: {error}"
             if not self.store.check(["error"]):
                 self.store.set("error", f"rank {self.rank}: {what}")
-            self.say("left", what)
-            patiently(lambda: self.have_said("left", self.all))
+            self.announce("left", what)
+            patiently(lambda: self.have_announced("left", self.all))
 
 
-def listed(trouble, said):
-    return "; ".join([trouble, *(f"rank {rank}: {what}" for rank, what in said.items())])
+def listed(trouble, announced):
+    """One line: the trouble, and what each rank has announced."""
+    return "; ".join([trouble, *(f"rank {rank}: {what}" for rank, what in announced.items())])
 
 
 class Begun(NamedTuple):
+    """A copy or collective under way, and the bytes that it reads and writes."""
+
     what: str
     group: str | None
     reads: list
@@ -200,15 +207,16 @@ class Gpu:
 
 def spans(some):
     """The bytes of tensors: (storage, first, end) each."""
-    found = []
+    ranges = []
     for t in some:
         first = t.storage_offset()
         end = first + 1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
         if t.numel():
-            found.append((t.untyped_storage(), first * t.itemsize, end * t.itemsize))
-    return found
+            ranges.append((t.untyped_storage(), first * t.itemsize, end * t.itemsize))
+    return ranges
 
 
 def overlap(some, others):
+    """Whether any two ranges share bytes."""
     return any(a._cdata == b._cdata and a_first < b_end and b_first < a_end
                for a, a_first, a_end in some for b, b_first, b_end in others)

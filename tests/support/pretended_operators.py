@@ -25,6 +25,7 @@ def tensors(nested):
 
 
 def mark(nested, kind):
+    """Mark where these tensors are."""
     for tensor in tensors(nested):
         tensor.untyped_storage().kind = kind
     return nested
@@ -72,7 +73,7 @@ class Operators(TorchDispatchMode):
         group = group_of(args)
         for begun in self.gpu.collectives.values():
             if begun.meeting and begun.group != group.group_name and group.size() > 1:
-                self.gpu.ranks.hear(*begun.meeting)
+                self.gpu.ranks.wait_for(*begun.meeting)
 
         received, sent = args[3:5] if name == "alltoall_base_" else ((), ())
         rows = lambda t: ("rows", *t.shape[1:]) if sent else t.shape
@@ -84,9 +85,10 @@ class Operators(TorchDispatchMode):
             ranks = dist.get_process_group_ranks(group)
             place = self.gpu.ranks.place(group.group_name)
             if sent:
-                self.gpu.ranks.say(f"{place}, rows", json.dumps([sent, received]))
-            self.gpu.ranks.say(place, f"{name} over {group.size()} ranks, {caller()}, of {what}")
-            self.gpu.ranks.hear(place, ranks)
+                self.gpu.ranks.announce(f"{place}, rows", json.dumps([sent, received]))
+            self.gpu.ranks.announce(
+                place, f"{name} over {group.size()} ranks, {caller()}, of {what}")
+            self.gpu.ranks.wait_for(place, ranks)
             if sent:
                 self.gpu.ranks.compare_rows(f"{place}, rows", ranks)
         result = func(*args)
@@ -104,8 +106,8 @@ class Operators(TorchDispatchMode):
         ends = [dist.get_global_rank(group, rank) for rank in (group.rank(), peer)]
         a, b = ends if name == "send" else ends[::-1]
         place = self.gpu.ranks.place(f"message from rank {a} to rank {b} in {group.group_name}")
-        self.gpu.ranks.say(place, f"{place}, of {what}")
-        if self.gpu.ranks.store and self.gpu.ranks.have_said(place, [a, b]):
+        self.gpu.ranks.announce(place, f"{place}, of {what}")
+        if self.gpu.ranks.store and self.gpu.ranks.have_announced(place, [a, b]):
             self.gpu.ranks.compare(place, [a, b])
         return place, [a, b]
 

@@ -33,6 +33,7 @@ def unused_port():
 
 
 def replace(patches):
+    """Patch, until the process ends."""
     for patch in patches:
         mock.patch(*patch).start()  # until the process ends
 

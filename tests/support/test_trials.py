@@ -4,7 +4,6 @@
 one command each; `make test-all` has all trials for all commands.
 """
 
-import argparse
 import importlib.util
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 from tests.conftest import CHAPTERS, ROOT, sample
 from tests.support import trials
 from tests.support.every_command import ON_RANKS, OTHERS, PLANNER
-from tests.support.trials import Command
 
 HERE = [*sample(ON_RANKS, 3), *OTHERS, *[PLANNER] * Path(*PLANNER.program).exists()]
 TRIED = [command for command in HERE if importlib.util.find_spec("triton")
@@ -21,6 +19,7 @@ TRIED = [command for command in HERE if importlib.util.find_spec("triton")
 
 
 def by(command):
+    """A name for a parameter."""
     return f"{command.name} {command.legal}"
 
 
@@ -36,57 +35,26 @@ def test_all_commands_are_in_the_table():
         "tests/support/every_command.py has a table")
 
 
-def hold(wrong):
+def fail_with(wrong):
+    """Fail with all that was wrong."""
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("trial", [trials.bad_values, trials.closed_streams])
 def test_all_commands_stand(trial):
-    hold([line for command in TRIED for line in trial(command)])
+    fail_with([line for command in TRIED for line in trial(command)])
 
 
 @pytest.mark.parametrize("command", sample([one for one in TRIED if one.reads]), ids=by)
 def test_odd_files(command):
-    hold(trials.odd_files(command))
+    fail_with(trials.odd_files(command))
 
 
 @pytest.mark.parametrize("command", sample([one for one in TRIED[::-1] if one.writes]), ids=by)
 def test_bad_places(command):
-    hold(trials.bad_places(command))
+    fail_with(trials.bad_places(command))
 
 
 @pytest.mark.parametrize("command", sample([one for one in TRIED[::-1] if one.starts]), ids=by)
 def test_signals(command):
-    hold(trials.signals(command))
-
-
-# ------------------------------------------------------------------- a command without any care
-
-
-def careless():
-    """Takes what argparse takes, prints before it has looked, and writes where it is told."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--text", type=Path)
-    args = parser.parse_args()
-    print("\N{CHECK MARK}")
-    if args.text:
-        args.text.read_text()
-    if args.out:
-        args.out.mkdir()
-    work()
-
-
-def work():
-    """What a trial stops."""
-
-
-def test_the_trials_find_what_is_wrong(monkeypatch):
-    monkeypatch.setattr(trials, "PATIENCE", 1)
-    command = Command(["careless.py"], "", f"{__name__}.work", careless, reads={"--text": "ours"},
-                      writes={"--out": "folder"})
-    for trial, found in (
-        (trials.bad_values, "--no-such-flag: status 2"), (trials.odd_files, "status hangs"),
-        (trials.bad_places, "'list/new': status 1"), (trials.closed_streams, "status 1"),
-    ):
-        assert found in "\n".join(trial(command))
+    fail_with(trials.signals(command))

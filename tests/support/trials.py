@@ -41,6 +41,8 @@ PATIENCE = 120  # seconds; longer is a hang
 
 @dataclass(frozen=True)
 class Command:
+    """A command of the project, and what a trial needs to know of it."""
+
     program: list  # what a reader types after `python`, up to its words and flags
     legal: str = ""  # words and flags that it takes
     stops_at: str = ""  # functions that it calls once nothing is refused; "": it runs to its end
@@ -95,6 +97,7 @@ class Ends(BaseException):
 
 
 def end(status, *given, **more):
+    """In place of a function: the command ends here."""
     raise Ends(status)
 
 
@@ -103,6 +106,8 @@ accept = functools.partial(end, "accepted")  # nothing is refused, and the work 
 
 @dataclass
 class Outcome:
+    """How a command ended, and what it printed."""
+
     status: int | str  # "accepted", "hangs"
     output: str
     errors: str
@@ -210,6 +215,7 @@ VALUES = sample(("-1", "nan", str(10**30), "x", "", "0", "1.5", "inf", "-inf"), 
 
 
 def bad_values(command):
+    """Each flag with each of VALUES; and a flag that is not there."""
     with working_folder(command):
         wrong = legal(command)
         for action in parser_of(command)._actions:
@@ -315,6 +321,7 @@ def bad_places(command):
 
 
 def without_reader():
+    """A stream whose reader has gone."""
     reader, writer = os.pipe()
     os.close(reader)
     return open(writer, "w")
