@@ -20,10 +20,10 @@ tour: $(READY)  ## 3 minutes: the course here, a table of all and the figures (O
 quick: $(READY)  ## 10 seconds: chapter 02 alone, on 4 ranks, and its figure
 	@$(PYTHON) -m lab.tour 02 --first
 
-LEVEL_OF_BOTH = $(if $(LEVEL),--level="$(LEVEL)")
+ONE_LEVEL = $(if $(LEVEL),--level="$(LEVEL)")
 
 exercises: $(READY)  ## write exercises/, the chapters with holes (LEVEL=1: a level; FORCE=1: anew)
-	@$(PYTHON) -m lab.exercises --write exercises $(LEVEL_OF_BOTH) $(if $(FORCE),--force)
+	@$(PYTHON) -m lab.exercises --write exercises $(ONE_LEVEL) $(if $(FORCE),--force)
 
 bundle: $(KERNELS)  ## write bundle/, what students get: holes, and their grader, no solution (OUT=)
 	@$(PYTHON) -m lab.bundle $(if $(OUT),--out "$(OUT)") $(if $(FORCE),--force)
@@ -35,12 +35,11 @@ GRADED = $(if $(ONLY),$(filter-out 0% 1%,$(ONLY)),all)
 grade: $(if $(GRADED),$(KERNELS),$(READY))  ## grade exercises/ (FOLDER=class: another; ONLY="04 05.2"; LEVEL=1), and hunts/
 	@status=0; \
 	if [ -z "$(HUNTS)" ] || [ -d "$(FOLDER)" ]; \
-	then $(PYTHON) -m lab.grade "$(FOLDER)" $(ONLY) $(LEVEL_OF_BOTH) || status=$$?; fi; \
+	then $(PYTHON) -m lab.grade "$(FOLDER)" $(ONLY) $(ONE_LEVEL) || status=$$?; fi; \
 	for hunt in $(HUNTS); do $(PYTHON) -m lab.hunt --grade $$hunt || status=1; done; exit $$status
 
-hunt: $(READY)  ## write hunts/: a chapter with a silent bug (CHAPTER=06 SEED=3; LEVEL=hard; FORCE=1)
-	@$(PYTHON) -m lab.hunt "$(CHAPTER)" --seed "$(or $(SEED),0)" --level "$(or $(LEVEL),easy)" \
-		$(if $(FORCE),--force)
+hunt: $(READY)  ## write hunts/: a chapter with a silent bug (CHAPTER=06 SEED=3; FORCE=1)
+	@$(PYTHON) -m lab.hunt "$(CHAPTER)" --seed "$(or $(SEED),0)" $(if $(FORCE),--force)
 
 # If pytest-xdist is installed, two workers share the test files: on two cores, a third saves no time.
 # In test-all one file takes as long as all the others together, so workers share its tests, too.
@@ -79,7 +78,7 @@ bench: $(READY)  ## time the chapters and Muon against PyTorch's own, and on a G
 gpu: $(TESTED)  ## 10 minutes: what never ran on a GPU, on 1, 2, 4 or 8 (MINUTES=10; DEVICE=cpu)
 	@$(PYTHON) benchmarks/gpu.py --minutes "$(or $(MINUTES),10)" --device "$(or $(DEVICE),cuda)"
 
-faults: $(READY)  ## kill ranks of a run at random, and see that it costs time and no bit
+faults: $(READY)  ## kill ranks of a run at random, and see that it costs time and nothing else
 	$(PYTHON) -m lab.faults --json runs/faults.json
 	$(PYTHON) -m lab.pictures runs/faults.json
 

@@ -1,6 +1,6 @@
-"""Faults on purpose: kill ranks of a training, and see what it costs and that no bit is lost.
+"""Faults on purpose: kill ranks of a training, and see what it costs, and that nothing is lost.
 
-    python -m lab.faults [--kills 20] [--seed 0] [--json runs/faults.json]
+    python -m lab.faults --kills 5 --json runs/faults.json
 
 One rank that dies ends all others, since they wait for it in the next collective. `torchrun
 --max-restarts` starts them again, and they go on from the last checkpoint. So a fault costs
@@ -19,9 +19,10 @@ Llama 3's training was interrupted 466 times in 54 days on 16,384 GPUs, once in 
 waited a minute for each save, it should save every 18 minutes, and lose 11% to both. If a save goes
 on beside training, which waits a second for it: every 2.4 minutes, and 1.4%.
 
-This program trains quietly, then again with `kills` faults at random moments, every other one
-while a save is under way, and compares bit for bit. Then once more, over three layouts: replicas,
-tensor parallelism on half of the ranks, pipeline and tensor parallelism on all, five faults.
+This program trains quietly, then again in three layouts, one after the other: replicas, tensor
+parallelism on half of the ranks, pipeline and tensor parallelism on all. There, ranks are killed at
+random moments, every other one while a save is under way. Losses and the last checkpoint are
+compared with those of the quiet run: sums have another order in another layout, so to 1e-10.
 
     goodput     the seconds of steps that counted, over all seconds from start to end. A step counts
                 if it was not computed again. Its seconds are those since the step before; of the
@@ -59,12 +60,12 @@ from lab.run.about import as_check
 from lab.run.ranks import torchrun
 
 MODEL = ("--layers=2", "--dim=64", "--heads=4", "--kv-heads=2", "--seq=64", "--lr=0.002",
-         "--dtype=float64", "--device=cpu", "--no-verify")  # fmt: skip
-SMALL, LARGE = "--batch=6", "--batch=64"                # short steps, and longer ones
-ONE_LAYOUT = ("03_zero", 3)
+         "--dtype=float64", "--device=cpu", "--no-verify", "--batch=64")  # fmt: skip
+STEPS, EVERY = 120, 10              # in all layouts together; a save after so many
 LAYOUTS = (("02_data_parallel", 4), ("04_tensor_parallel", 2),
            ("09_5d", 4, "--pp=2", "--tp=2", "--micro-batch=16"))  # fmt: skip
 TOLERANCE = 1e-10                   # of another layout, whose sums have another order
+PATIENCE = 300                      # seconds for the next kill, or the end
 LLAMA = 54 * 24 * 3600 / 466        # seconds between faults
 
 
@@ -105,17 +106,21 @@ class Failed(Exception):
     """What went on for too long, or ended too early."""
 
 
-def plan(kills, ranks, every, seed):
+def plan(kills, ranks, seed):
+    """Random faults, each within two saves of a start."""
     draw = random.Random(seed)
-    return [Fault(draw.randrange(ranks), draw.randint(every // 2, 3 * every // 2), bool(i % 2),
+    return [Fault(draw.randrange(ranks), draw.randint(EVERY // 2, 3 * EVERY // 2), bool(i % 2),
                   draw.uniform(0, 0.03)) for i in range(kills)]  # fmt: skip
 
 
-def until(condition, deadline, what, ended=lambda: False):
+def wait_until(condition, what, ended=lambda: False):
+    """Wait until condition(); raises Failed if the run has ended before, or if it takes too long.
+    """
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         if ended():
             raise Failed(f"the run ended before {what}")
-        if time.time() > deadline:
+        if time.monotonic() > deadline:
             raise Failed(f"there was no time left for {what}")
         time.sleep(0.001)
 
@@ -142,14 +147,14 @@ def is_saving(folder, since):
     return False
 
 
-def strike(fault, folder, ranks, deadline, ended):
+def strike(fault, folder, ranks, ended):
     """Kill one of the processes ranks(), which are about to start, when the fault says so. Returns
     when that was, and those processes. ended(): whether there is nobody to kill any more."""
     since, before = time.time(), lines_of(folder)
-    until(lambda: lines_of(folder) >= before + fault.steps, deadline, "a kill", ended)
+    wait_until(lambda: lines_of(folder) >= before + fault.steps, "a kill", ended)
     pids = ranks()                                      # now all of them are there
     if fault.in_save:
-        until(lambda: is_saving(folder, since), deadline, "a kill in a save", ended)
+        wait_until(lambda: is_saving(folder, since), "a kill in a save", ended)
     time.sleep(fault.seconds)
     os.kill(pids[fault.rank], signal.SIGKILL)
     return time.time(), set(pids)
@@ -163,7 +168,7 @@ def children(pid):
         return []
 
 
-def train(layout, folder, faults, deadline, *flags):
+def train(layout, folder, faults, *flags):
     """Run a chapter, and kill ranks of it. Returns for each fault when it was, how many steps were
     logged before the next start, and whether an incomplete checkpoint was left."""
     name, world, *own = layout
@@ -173,25 +178,36 @@ def train(layout, folder, faults, deadline, *flags):
     with output.open("a") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file,
                                    env=os.environ | {"OMP_NUM_THREADS": "1"})
-    ended, ranks = lambda: process.poll() is not None, lambda: children(process.pid)
+
+    def ended():
+        return process.poll() is not None
+
+    def ranks():
+        return children(process.pid)
+
     try:
         for fault in faults:
-            at, pids = strike(fault, folder, ranks, deadline, ended)
-            until(lambda pids=pids: not pids & set(ranks()), deadline, "the others' end", ended)
+            at, pids = strike(fault, folder, ranks, ended)
+            wait_until(lambda pids=pids: not pids & set(ranks()), "the others' end", ended)
             kills.append((at, lines_of(folder), is_saving(folder, since)))
             since = time.time()
-        until(ended, deadline, "the last step")
+        wait_until(ended, "the last step")
     finally:
-        if not ended():
-            pids = ranks()
-            process.kill()
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.wait()
+        kill_with_children(process)
     if process.returncode:
         raise Failed(f"torchrun ended with status {process.returncode}; see {output}")
     return kills
+
+
+def kill_with_children(process):
+    """End torchrun and its ranks, if they still run."""
+    if process.poll() is None:
+        pids = children(process.pid)
+        process.kill()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
 
 
 # -------------------------------------------------------------------------------- what it comes to
@@ -232,118 +248,124 @@ def starts_of(folder, begin, cuts):
     `begin`."""
     lines, starts = log_of(folder), []
     for first, last in pairwise([0, *cuts, None]):
-        mine = lines[first:last]
-        chapter, ranks = mine[0]["chapter"].replace("_", " "), mine[0]["ranks"]
+        own = lines[first:last]
+        chapter, ranks = own[0]["chapter"].replace("_", " "), own[0]["ranks"]
         starts.append({"layout": f"{chapter}, {ranks} ranks",
-                       "seconds": [line["time"] - begin for line in mine],
-                       "steps": [line["step"] for line in mine],
-                       "losses": [line["loss"] for line in mine]})  # fmt: skip
+                       "seconds": [line["time"] - begin for line in own],
+                       "steps": [line["step"] for line in own],
+                       "losses": [line["loss"] for line in own]})  # fmt: skip
     return starts
 
 
-def run(legs, folder, faults, every, seed, deadline, *flags):
-    """Train in one layout after the other, legs: [(layout, its last step)], with the faults shared
-    out. Returns what pictures and formulas want to know."""
-    begin, kills, cuts = time.time(), [], []
-    faults = plan(faults, min(ranks for (_, ranks, *_), _ in legs), every, seed)
-    for i, (layout, steps) in enumerate(legs):
-        mine = faults[i::len(legs)]
-        kills += train(layout, folder, mine, deadline, f"--steps={steps}", f"--save-every={every}",
-                       f"--seed={seed}", *flags)
-        cuts += [count for _, count, _ in kills[len(kills) - len(mine):]] + [lines_of(folder)]
+def run(layouts, folder, kills, seed, *flags):
+    """Train in one layout after the other, with the faults shared out. Returns what pictures and
+    formulas want to know."""
+    begin, struck, cuts = time.time(), [], []
+    faults = plan(kills, min(ranks for _, ranks, *_ in layouts), seed)
+    for i, layout in enumerate(layouts):
+        steps = STEPS * (i + 1) // len(layouts)
+        of_layout = train(layout, folder, faults[i::len(layouts)], f"--steps={steps}",
+                          f"--save-every={EVERY}", f"--seed={seed}", *flags)
+        struck += of_layout
+        cuts += [count for _, count, _ in of_layout] + [lines_of(folder)]
     starts = starts_of(folder, begin, cuts[:-1])
-    kills = [(at - begin, is_unfinished) for at, _, is_unfinished in kills]
-    return {"seconds": time.time() - begin, "starts": starts, "kills": kills, "every": every,
+    struck = [(at - begin, is_unfinished) for at, _, is_unfinished in struck]
+    return {"seconds": time.time() - begin, "starts": starts, "kills": struck, "every": EVERY,
             "folder": str(folder)}
 
 
-def report(what, faulty, quiet, steps, tolerance):
+def attempts_of(faulty):
+    """Of each start, its steps and when they ended: [(step, seconds)]."""
+    return [list(zip(start["steps"], start["seconds"])) for start in faulty["starts"]]
+
+
+def report(faulty, quiet):
     """Print what the faults cost, and compare. Returns the checks."""
-    of_losses, of_tensors = compare(Path(faulty["folder"]), Path(quiet["folder"]), steps)
-    attempts = [list(zip(of["steps"], of["seconds"])) for of in faulty["starts"]]
+    of_losses, of_tensors = compare(Path(faulty["folder"]), Path(quiet["folder"]), STEPS)
+    attempts = attempts_of(faulty)
     share, lost = goodput(attempts, faulty["seconds"])
     kills = len(faulty["kills"])
     unfinished = sum(is_unfinished for _, is_unfinished in faulty["kills"])
-    print(f"{what}: {steps} steps, a save every {faulty['every']}")
+    print(f"{STEPS} steps in {len(LAYOUTS)} layouts, a save every {EVERY}")
     print(f"  {kills} kills, {unfinished} of which left a save unfinished; "
           f"{len(attempts)} starts; {lost} steps lost, {lost / kills:.1f} to a fault")
     print(f"  {faulty['seconds']:.1f} s, quietly {quiet['seconds']:.1f} s; goodput {share:.1%}")
     checks = []
     for name, off in (("losses of all steps", of_losses), ("the last checkpoint", of_tensors)):
-        checks.append(as_check(("values", name, "", what), off, tolerance, off <= tolerance))
-        how = "bit for bit" if off == 0 else f"to {off:.0e}"
-        print(f"  {name}: {how} those of the quiet run   {'✓' if off <= tolerance else '✗'}")
+        about = "values", name, "", "in three layouts"
+        checks.append(as_check(about, off, TOLERANCE, off <= TOLERANCE))
+        words = "bit for bit" if off == 0 else f"to {off:.0e}"
+        mark = "✓" if off <= TOLERANCE else "✗"
+        print(f"  {name}: {words} those of the quiet run   {mark}")
     return checks
 
 
 def explain(faulty, waits):
-    """The formulas, with what was measured. waits: seconds that training waited for each save."""
-    attempts = [list(zip(of["steps"], of["seconds"])) for of in faulty["starts"]]
-    step = statistics.median(b - a for steps in attempts for (_, a), (_, b) in pairwise(steps))
-    restart = statistics.mean(next(of["seconds"][0] for of in faulty["starts"]
-                                   if of["seconds"][0] > at) - at for at, _ in faulty["kills"])
-    save, interval = statistics.mean(waits), faulty["every"] * step
-    print(f"  a step takes {1e3 * step:.0f} ms, waits {1e3 * save:.1f} ms for a save, and a "
-          f"restart takes {restart:.1f} s")
+    """Print the formulas with what was measured. waits: seconds that training waited for each save.
+    """
+    steps = [end - start for attempt in attempts_of(faulty)
+             for (_, start), (_, end) in pairwise(attempt)]
+    begins = [start["seconds"][0] for start in faulty["starts"]]
+    restarts = [min(begin for begin in begins if begin > at) - at for at, _ in faulty["kills"]]
+    save, restart = statistics.mean(waits), statistics.mean(restarts)
+    interval = EVERY * statistics.median(steps)
     here = faulty["seconds"] / len(faulty["kills"])
+    best = best_interval(save, LLAMA)
+    print(f"  training waits {1e3 * save:.1f} ms for a save, and a restart takes {restart:.1f} s")
     print(f"  one fault in {here:.1f} s, saved every {interval:.2f} s; best by formula: every "
           f"{best_interval(save, here):.2f} s")
-    best = best_interval(save, LLAMA)
     print(f"  with Llama 3's faults, one in {LLAMA:,.0f} s: {best:.0f} s, and goodput "
           f"{expected_goodput(best, save, restart, LLAMA):.1%}")
 
 
-def both_parts(folder, args, deadline):
-    """The faults in one layout, and five in three. Returns the checks, and what pictures show."""
+def with_and_without(folder, args):
+    """Train quietly, and with faults. Returns the checks, and what pictures show."""
     times = folder / "quiet.json"
-    steps = 12 * max(args.kills, 20)                    # each kill comes within 3 saves
-    legs = [(ONE_LAYOUT, steps)]
-    quiet = run(legs, folder / "quiet", 0, 4, args.seed, deadline, SMALL, f"--json={times}")
-    faulty = run(legs, folder / "faulty", args.kills, 4, args.seed, deadline, SMALL)
-    checks = report("in one layout", faulty, quiet, steps, 0)
+    quiet = run(LAYOUTS[:1], folder / "quiet", 0, args.seed, f"--json={times}")
+    faulty = run(LAYOUTS, folder / "faulty", args.kills, args.seed)
+    checks = report(faulty, quiet)
     explain(faulty, json.loads(times.read_text())["recorded"]["checkpoints"]["waits"])
+    return checks, {"quiet": quiet, "faulty": faulty}
 
-    legs = [(layout, 40 * i) for i, layout in enumerate(LAYOUTS, start=1)]
-    quiet = run([(LAYOUTS[0], 120)], folder / "still", 0, 10, args.seed, deadline, LARGE)
-    moving = run(legs, folder / "moving", 5, 10, args.seed, deadline, LARGE)
-    checks += report("in three layouts", moving, quiet, 120, TOLERANCE)
-    return checks, {"quiet": quiet, "faulty": moving}
+
+def as_json(args, checks, recorded):
+    """As a run writes it, so that lab.report has a line for it, and lab.pictures a figure."""
+    of_losses, of_tensors = (check["measured"] for check in checks)
+    problems = [f"{check['name']}: {check['measured']} off" for check in checks if not check["ok"]]
+    return json.dumps({
+        "chapter": "faults", "variant": "three layouts", "config": {"seed": args.seed},
+        "world_size": LAYOUTS[0][1], "backend": "gloo", "recorded": recorded,
+        "loss": recorded["faulty"]["starts"][-1]["losses"], "checks": checks,
+        "seconds": recorded["faulty"]["seconds"], "problems": problems,
+        "max_loss_diff": of_losses, "max_param_diff": of_tensors, "max_grad_diff": None,
+    }, indent=1) + "\n"
+
+
+def parse(argv):
+    parser = commands.Parser("-m lab.faults", description=__doc__)
+    add = parser.add_argument
+    add("--kills", type=commands.number(int, 1, 7, 5), default=5, help="of ranks, in all")
+    add("--seed", type=commands.number(int, 0, 2**31, 1), default=0,
+        help="of training, and of faults")
+    add("--json", type=commands.output("faults.json"), help="for a figure by lab/pictures.py")
+    return parser.parse_args(argv)
 
 
 def main(argv=None):
-    parser = commands.Parser("-m lab.faults", description=__doc__)
-    add = parser.add_argument
-    add("--kills", type=commands.number(int, 1, 1000, 20), default=20, help="in one layout")
-    add("--seed", type=commands.number(int, 0, 2**31, 1), default=0,
-        help="of training, and of faults")
-    add("--limit", type=commands.number(int, 1, 2**31, 900), default=900,
-        help="seconds, then all ends")
-    add("--json", type=commands.output("faults.json"), help="for a figure by lab/pictures.py")
-    argv = sys.argv[1:] if argv is None else argv
-    args = refusals.accepted(parser.parse_args, argv, alone=True)
-    deadline = time.time() + args.limit
+    args = refusals.accepted(parse, sys.argv[1:] if argv is None else argv, alone=True)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            checks, recorded = both_parts(Path(folder), args, deadline)
+            checks, recorded = with_and_without(Path(folder), args)
         except Failed as why:
             print(f"✗ {why}")
             for output in sorted(Path(folder).glob("*.txt")):
-                last = output.read_text().splitlines()[-15:]
-                print(f"{output.name} ends with", *last, sep="\n  ")
+                print(f"{output.name} ends with", *output.read_text().splitlines()[-15:],
+                      sep="\n  ")
             return 1
-    wrong = [check for check in checks if not check["ok"]]
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        of_losses, of_tensors = (check["measured"] for check in checks[-2:])
-        problems = [f"{check['name']}: {check['measured']} off" for check in wrong]
-        args.json.write_text(json.dumps({
-            "chapter": "faults", "variant": "three layouts", "config": {"seed": args.seed},
-            "world_size": LAYOUTS[0][1], "backend": "gloo", "recorded": recorded,
-            "loss": recorded["faulty"]["starts"][-1]["losses"], "checks": checks,
-            "seconds": recorded["faulty"]["seconds"], "problems": problems,
-            "max_loss_diff": of_losses, "max_param_diff": of_tensors, "max_grad_diff": None,
-        }, indent=1) + "\n")
-    return 1 if wrong else 0
+        args.json.write_text(as_json(args, checks, recorded))
+    return 0 if all(check["ok"] for check in checks) else 1
 
 
 if __name__ == "__main__":

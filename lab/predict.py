@@ -2,9 +2,6 @@
 
     python -m lab.predict 04                five questions on random sizes
     python -m lab.predict 04 --seed 7       the same five for everybody
-    python -m lab.predict 04 --for ada      ada's own: her name draws the seed
-    python -m lab.predict 04 --seed 7 --export sheet.md     on paper, without the answers
-    python -m lab.predict 04 --seed 7 --mark class          how many each student has right
 
 An answer is a line: a number with its unit (4.87 MB, 12 kB, 3 MiB, x2, 1/2, 37.5%), or arithmetic
 such as 2*3/4*811008*4 B. It is compared with the chapter's own formula, and the derivation is
@@ -16,14 +13,15 @@ measured. Chapter 10 runs nothing: its command plans.
 """
 
 import random
-import shlex
 import sys
 
 from common import Refused
 from lab.chapters import NAMES
-from lab.classroom import predict, sheets, variants
-from lab.classroom.questions import questions
+from lab.chapters.question import SEEDS, draw_questions
+from lab.classroom import predict
 from lab.run import commands, refusals
+
+TRIES = 5               # lines that are read for an answer, if none can be understood
 
 
 def chapter_of(text):
@@ -38,59 +36,83 @@ def parse(argv):
     parser = commands.Parser("-m lab.predict", description=__doc__)
     add = parser.add_argument
     add("chapter", type=chapter_of, nargs="?", metavar="CHAPTER", help="such as 04")
-    add("--seed", type=commands.number(int, 0, predict.SEEDS, 1),
+    add("--seed", type=commands.number(int, 0, SEEDS, 1),
         help="of the sizes; the same seed asks the same questions")
-    add("--for", type=variants.name, metavar="NAME", dest="student",
-        help="the seed is this student's own")
-    add("--export", type=sheet_to_write, metavar="FILE",
-        help="ask nothing: write the questions, to .md or .json")
-    add("--mark", metavar="PATH",
-        help="a sheet with answers, or a folder of such, or of students' folders")
-    add("--json", type=commands.output("marks.json"), help="write what --mark says")
     args = parser.parse_args(argv)
-    marks = args.mark is not None
-    if not args.chapter and not marks:
+    if not args.chapter:
         raise Refused("a CHAPTER is missing", "with 04")
-    if args.student and args.seed is not None:
-        raise Refused(f"--for {args.student} means nothing beside --seed", "without --for")
-    for flag, other in (("student", "for"), ("export", "export")):
-        if marks and getattr(args, flag):
-            raise Refused(f"--{other} means nothing beside --mark", f"without --{other}")
-    if args.json and not marks:
-        raise Refused("--json means nothing without --mark", "without --json")
-    if args.seed is not None and not args.chapter:
-        raise Refused(f"--seed {args.seed} means nothing without a CHAPTER", "with 04")
-    if args.student:
-        args.seed = predict.seed_of(args.student, args.chapter)
-    if marks:
-        args.sheets = sheets.sheets_in(args.mark)
     return args
-
-
-def sheet_to_write(text):
-    """An argparse type: a file that ends in .md or .json."""
-    return commands.output("sheet.json" if text.endswith(".json") else "sheet.md")(text)
 
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     args = refusals.accepted(parse, argv, alone=True)
-    if args.mark is not None:
-        return sheets.mark(args.sheets, args.chapter, args.seed, args.json)
     seed = random.randrange(1000) if args.seed is None else args.seed
-    case, asked = questions(args.chapter, seed)
-    if args.export:
-        sheets.write(args.export, case, asked, seed, args.student)
-        print(f"{args.export} asks {len(asked)} questions, --seed {seed}\n"
-              f"    python -m lab.predict --mark {shlex.quote(str(args.export))}")
-        return 0
-
+    case, asked = draw_questions(args.chapter, seed)
     print(f"{case.name.replace('_', ' ')} · five predictions · --seed {seed} asks the same again\n"
-          f"{predict.HOW} An empty\nline shows the answer, Ctrl-D ends. The run that all "
+          f"{predict.INSTRUCTIONS} An empty\nline shows the answer, Ctrl-D ends. The run that all "
           f"questions are about:\n    {case.command}")
-    right = predict.ask(case, asked)
+    right = ask(case, asked)
     print(f"\n{right} of {len(asked)}. {case.says}: {case.command}")
     return 0
+
+
+# --------------------------------------------------------------------------------- the dialogue
+
+def ask(case, asked):
+    """Ask the questions in turn, up to the end of the input. Returns how many are answered right.
+    """
+    right = 0
+    for i, question in enumerate(asked, start=1):
+        print(f"\n{predict.filled(f'{i}. {question.text}')}\n"
+              f"{predict.given(question, case.sizes)}")
+        try:
+            answer = answer_to(question)
+        except EOFError:
+            print()
+            break
+        if answer is None:
+            print("   The answer:")
+        elif predict.is_right(answer, question):
+            right += 1
+            print("   ✓")
+        else:
+            words = predict.in_words(answer, question.unit)
+            print(f"   ✗ {words} is {predict.off_by(answer, question)}")
+        print(f"   {predict.derivation(question, case.sizes)}")
+        print(predict.filled(question.why, "   "))
+        if question.row:
+            print(f"   in the report of a run: {question.row}")
+    return right
+
+
+def answer_to(question):
+    """The number that is answered; None if the question is left open."""
+    for _ in range(TRIES):
+        line = read_line()
+        if not line.strip():
+            return None
+        try:
+            return predict.understood(line, question.unit)
+        except ValueError as error:
+            print(f"   {error}")
+    return None
+
+
+def read_line():
+    """A line of standard input, whatever its bytes; raises EOFError at its end."""
+    if sys.stdin is None:                                   # closed, by `<&-`
+        raise EOFError
+    if sys.stdin.isatty():
+        print("> ", end="")
+    sys.stdout.flush()
+    try:
+        line = sys.stdin.buffer.readline(10 * predict.LONGEST)      # some input has no line's end
+    except OSError as error:
+        refusals.fail(f"standard input: {error.strerror}")
+    if not line:
+        raise EOFError
+    return line.decode(errors="backslashreplace")
 
 
 if __name__ == "__main__":

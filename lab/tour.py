@@ -2,7 +2,7 @@
 
     python -m lab.tour                  all of it; `make tour`
     python -m lab.tour 02 06            these rooms of lab/chapters
-    python -m lab.tour 02 --first       of each room its first run alone; `make quick` is this one
+    python -m lab.tour 02 --first       only the first run of each room; `make quick` is this one
     python -m lab.tour --figures        what figures/ is drawn from, on 8 ranks; `make figures`
 
 Chapter 02 comes first. Each run is told as a reader types it; its ranks are forked from one
@@ -27,9 +27,7 @@ from lab.run import commands, ranks, refusals
 # Not torch, nor what imports it: the other interpreter does so while this one reads on.
 
 FIRST = "02"                            # what a reader sees first
-LIMIT = 600                             # seconds of a run, which then hangs
-TABLE_AND_FIGURES = 6                   # seconds
-ERASE = "\r\x1b[K"                      # a terminal's line
+LIMIT = 600                             # seconds; a run that takes longer hangs
 
 
 # -------------------------------------------------------------------------------- what there is
@@ -44,78 +42,44 @@ def stops_of(room, figures=False):
 
 def rooms():
     """Those that have a run, in the order of the tour."""
-    found = [room for room, about in chapters.rooms_with("about").items() if hasattr(about, "TOUR")]
-    return sorted(found, key=lambda room: room != FIRST)
+    names = [room for room, about in chapters.rooms_with("about").items() if hasattr(about, "TOUR")]
+    return sorted(names, key=lambda room: room != FIRST)
 
 
 def words_of(stop, folder):
     """What is typed, with its JSON in the folder."""
-    return [*shlex.split(stop.words), *([f"--json={folder / stop.name}.json"] if stop.name else [])]
+    words = shlex.split(stop.words)
+    return [*words, f"--json={folder / stop.name}.json"] if stop.name else words
 
 
 # -------------------------------------------------------------------------------- how it goes
 
-class Progress:
-    """How far the tour is, in a line at the bottom of a terminal, or before each run where there
-    is none."""
-
-    def __init__(self, stops):
-        self.seconds = [stop.seconds for stop in stops]
-        self.begun = self.since = time.monotonic()      # of the tour, and of the run that goes
-        self.at, self.on_terminal = 0, sys.stdout.isatty()
-
-    def next(self):
-        self.at, self.since = self.at + 1, time.monotonic()
-        if not self.on_terminal:
-            print(f"\n[{self}]", flush=True)
-
-    def left(self):
-        """Seconds, by those that runs take on a quiet machine, and what they have taken here."""
-        done = sum(self.seconds[: self.at - 1])
-        pace = (5 + self.since - self.begun) / (5 + done)
-        here = pace * self.seconds[self.at - 1] - (time.monotonic() - self.since)
-        return max(here, 0) + pace * sum(self.seconds[self.at:]) + TABLE_AND_FIGURES
-
-    def __str__(self):
-        left = self.left()
-        about = f"{10 * round(left / 10) or 10} seconds" if left < 55 else (
-            f"{round(left / 60)} minute{'s' * (left >= 90)}")
-        return f"{self.at} of {len(self.seconds)}, about {about} left"
-
-    def print(self, lines=""):
-        """These, and on a terminal the line below them."""
-        print(f"{ERASE}{lines}{self}" if self.on_terminal else lines, end="", flush=True)
-
-    def end(self):
-        print(ERASE if self.on_terminal else "", end="", flush=True)
-
-
-def play(stop, words, progress):
+def play(stop, words):
     """Run it, and print what it does. Returns its exit status; None: it had no end."""
     for word in words:                  # a checkpoint of an earlier tour would be gone on from
         if word.startswith("--save="):
             shutil.rmtree(ROOT / word.removeprefix("--save="), ignore_errors=True)
-    progress.print(f"\n# {stop.what}\n$ {ranks.typed(words, stop.ranks)}\n")
+    print(f"\n# {stop.what}\n$ {ranks.typed(words, stop.ranks)}", flush=True)
     launch = ranks.Launched if stop.by_torchrun else ranks.Ranks
     started = launch(*words, world=stop.ranks, cwd=ROOT, buffering=1)
     shown, end = 0, time.monotonic() + LIMIT
     try:
         while None in (statuses := started.wait(0.2, grace=2)) and time.monotonic() < end:
-            shown = show(started, shown, progress)
-        show(started, shown, progress)
+            shown = show(started, shown)
+        show(started, shown)
     finally:
         started.stop()
     if any(status != 0 for status in statuses):
-        progress.print(started.err())
+        print(started.err(), end="", flush=True)
     return None if None in statuses else max(statuses) or min(statuses)
 
 
-def show(started, shown, progress):
+def show(started, shown):
     """Print the lines of a program's output that are new. Returns how much of it is shown."""
     text = started.out()
-    text = text[: text.rfind("\n") + 1]
-    progress.print(text[shown:])
-    return len(text)
+    end = text.rfind("\n") + 1
+    print(text[shown:end], end="", flush=True)
+    return end
 
 
 def name_of(stop):
@@ -124,11 +88,16 @@ def name_of(stop):
 
 def drawing(done, folder, out):
     """The programs that make the table and the figures of these runs, as words."""
+    def files(stops):
+        return [f"{folder / stop.name}.json" for stop in stops]
+
     done = sorted((stop for stop in done if stop.name), key=lambda stop: stop.name[:2])
-    files = lambda stops: [f"{folder / stop.name}.json" for stop in stops]
     trained = files(stop for stop in done if not stop.words.startswith("-m"))
-    programs = [["-m", "lab.report", *trained]] if trained else []
-    if drawn := files(stop for stop in done if stop.drawn_on is not None):
+    drawn = files(stop for stop in done if stop.drawn_on is not None)
+    programs = []
+    if trained:
+        programs.append(["-m", "lab.report", *trained])
+    if drawn:
         programs.append(["-m", "lab.pictures", *drawn, f"--out={out}"])
     return programs
 
@@ -137,31 +106,33 @@ def draw(programs):
     """Make them. Returns the exit status."""
     status = 0
     for words in programs:
-        [found], printed, errors = ranks.run(*words, cwd=ROOT, timeout=LIMIT)
+        [its_status], printed, errors = ranks.run(*words, cwd=ROOT, timeout=LIMIT)
         print(f"\n{printed}{errors}", end="", flush=True)
-        status = status or found
+        status = status or its_status
     return status
 
 
 def tour(stops, folder, out, more=()):
     """Run the stops, then draw what they have left. more: programs besides, as words. Returns the
     exit status."""
-    progress, done, failed = Progress(stops), [], []
+    done, failed = [], []
+    seconds = sum(stop.seconds for stop in stops)
+    print(f"{len(stops)} runs, about {seconds:.0f} seconds on two quiet cores")
     ranks.start_interpreter("matplotlib.backends.backend_agg")
     try:
-        for stop in stops:
-            progress.next()
-            status = play(stop, words_of(stop, folder), progress)
-            (done if status == 0 else failed).append(stop)
-            if status != 0:
-                how = f"failed: status {status}" if status else f"had no end within {LIMIT} s"
-                progress.print(f"{name_of(stop)} has {how}\n")
+        for number, stop in enumerate(stops, start=1):
+            print(f"\n[{number} of {len(stops)}]", end="")
+            status = play(stop, words_of(stop, folder))
+            if status == 0:
+                done.append(stop)
+                continue
+            failed.append(stop)
+            what = f"failed: status {status}" if status else f"had no end within {LIMIT} s"
+            print(f"{name_of(stop)} has {what}", flush=True)
     except BaseException:
-        progress.end()
         for words in drawing(done, folder, out):
             print(f"what is done is drawn by: {ranks.typed(words)}", flush=True)
         raise
-    progress.end()
     status = draw([*drawing(done, folder, out), *more])
     if failed:
         print(f"\n{len(failed)} of {len(stops)} runs have failed: "
@@ -184,7 +155,7 @@ def parse(argv):
     parser = commands.Parser("-m lab.tour", description=__doc__)
     add = parser.add_argument
     add("rooms", nargs="*", type=a_room, metavar="ROOM", help="such as 02; default: all")
-    add("--first", action="store_true", help="of each room its first run alone")
+    add("--first", action="store_true", help="only the first run of each room")
     add("--figures", action="store_true", help="draw figures/, from runs on 8 ranks")
     return parser.parse_args(argv)
 

@@ -84,7 +84,7 @@ def ranks(pool):
 # as the last would have one process work while the others have nothing left.
 LONGEST = ("test_09_5d", "test_07_pipeline_parallel", "test_faults", "test_06_context_parallel",
            "test_museum", "test_08_expert_parallel", "test_pretend_cuda", "test_random_runs",
-           "test_class_of_thirty", "test_11_muon", "test_checkpoint", "test_05_sequence_parallel",
+           "test_a_class", "test_11_muon", "test_checkpoint", "test_05_sequence_parallel",
            "test_04_tensor_parallel", "test_fp8", "test_cli", "test_03_zero", "test_common_run")
 
 

@@ -17,7 +17,7 @@ from tests.faults import EXERCISES, wrong_answers
 checks.warm_up()
 [fault] = wrong_answers("02.10")
 for source in exercises.solution("02_data_parallel"), fault.planted():
-    file = students.File("02_data_parallel", None, *students.without_faults(source))
+    file = students.File("02_data_parallel", None, source, students.parse(source))
     print(grading.grade_exercise(EXERCISES["02.10"][1], file)[0])
 """
 

@@ -2,9 +2,8 @@
 
 import re
 
-from lab import museum
+from lab import hunt, museum
 from lab.classroom.exercises import EXERCISES
-from lab.museum import hunt
 from tests.conftest import ROOT
 from tests.test_documents import text_of
 

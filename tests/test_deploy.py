@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.classroom import exercises, grade
+from lab import grade
+from lab.classroom import exercises
 from tests.conftest import ROOT, SMALL
 from tests.test_documents import text_of
 
@@ -142,4 +143,4 @@ def test_the_grader_takes_the_words_of_the_line_that_runs_it(tmp_path):
             given = given.replace(place, f"{tmp_path}{place}")
     (tmp_path / "class/ada").mkdir(parents=True)
     (tmp_path / "class/ada/04_tensor_parallel.py").write_text("")
-    assert grade.arguments(given.split()).csv.parent == tmp_path / "grades"
+    assert grade.parse(given.split()).csv.parent == tmp_path / "grades"

@@ -42,13 +42,11 @@ def folder(tmp_path_factory):
     """What the documents' commands read, under the names that stand there."""
     made = tmp_path_factory.mktemp("reader")
     run, hunt = every_command.a_run(), every_command.a_hunt()
-    marked, sheet = every_command.marked(), every_command.a_sheet()
     exercise = every_command.an_exercise()
     texts = {"shakespeare.txt": Path(TEXT).read_bytes(), "train.bin": bytes(100_000),
              "runs/naive.json": run, "runs/bucket.json": run, "runs/faults.json": run,
-             "marked.json": marked, "marks.json": marked, "FILE": hunt,
+             "FILE": hunt,
              "hunts/05_sequence_parallel.py": hunt, "class/ada/04_tensor_parallel.py": exercise,
-             "class/ada/sheet.md": sheet, "FOLDER/sheet.md": sheet,
              "runs/saved/step-000005/rank": b"", "runs/steady/rank": b""}
     for path in CHAPTERS.glob("[0-9]*.py"):
         texts[path.name] = texts[f"runs/bug/{path.name}"] = path.read_bytes()
@@ -62,7 +60,7 @@ def folder(tmp_path_factory):
 
 def fault_of_make(words):
     """What is wrong with the words of a `make` command, or None."""
-    makefile = "".join(path.read_text() for path in (ROOT / "Makefile", *ROOT.glob("*.mk")))
+    makefile = "".join(path.read_text() for path in (ROOT / "Makefile", ROOT / "lab/setup.mk"))
     for word in words:
         name, is_variable, _ = word.partition("=")
         known = rf"[$][({{]{name}\b|[$][(](?:if|or) [$][(]{name}\b" if is_variable else rf"^{name}:"

@@ -1,1 +1,1 @@
-"""Exercises, their grading, predictions and hunts."""
+"""Exercises, their grading, predictions, and the bundle for students."""

@@ -1,10 +1,9 @@
-"""Functions in a chapter's source: to cut a hole where one was, and to graft another one in.
+"""Functions in a chapter's source: to cut a hole where one was, and to paste another one in.
 
 Both work on text, so that what surrounds a function stays as it is, to the last comment.
 """
 
 import ast
-import copy
 import functools
 import io
 import textwrap
@@ -14,20 +13,6 @@ from typing import NamedTuple
 
 DEFINITIONS = ast.FunctionDef, ast.ClassDef
 ONE_AT_A_TIME = threading.Lock()        # threads that parse count each other's nesting, in CPython
-
-
-class Graft(NamedTuple):
-    """A solution with pieces of a student's file in it. shifts: for each piece its first and last
-    line here, and what to add for the line in the student's file."""
-    source: str
-    shifts: list
-
-    def line_of_student(self, line):
-        """Where the student wrote this line; None: it is not the student's."""
-        for first, last, shift in self.shifts:
-            if first <= line <= last:
-                return line + shift
-        return None
 
 
 @functools.lru_cache(maxsize=8)
@@ -44,6 +29,16 @@ def find(tree, name):
     found = [node for node in getattr(scope, "body", [])
              if isinstance(node, DEFINITIONS) and node.name == name]
     return found[-1] if found else None                     # Python, too, takes the last
+
+
+def functions(tree):
+    """(name, node) of a module's functions and methods."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from ((f"{node.name}.{method.name}", method) for method in node.body
+                        if isinstance(method, ast.FunctionDef))
 
 
 def lines_of(node):
@@ -104,93 +99,26 @@ def is_raise(statement):
     return isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
 
 
-def own_methods(solution, tree, names, asked):
-    """The other methods of the classes of `names` that a student's tree has, and the solution:
-    with a method comes what its class is made of, such as __init__. asked: names that exercises
-    ask for, which are graded for themselves."""
-    found = []
-    for scope in dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name):
-        for node in getattr(find(tree, scope), "body", []):
-            name = f"{scope}.{getattr(node, 'name', '')}"
-            is_known = isinstance(node, DEFINITIONS) and find(parsed(solution), name)
-            if is_known and name not in (*asked, *found) and not is_hole(find(tree, name)):
-                found.append(name)
-    return found
-
-
-class Piece(NamedTuple):
-    """Lines of a student's file that take the place of lines of the solution. first, last: of the
-    solution, counted from 1; first = last + 1: they come in between. column: where they begin."""
-    first: int
-    last: int
-    column: int
+class Pasted(NamedTuple):
+    """A source into which functions of another one were pasted. lines: of each of its lines, the
+    line in the first source; None: it was pasted."""
+    source: str
     lines: list
-    line_of_student: int
+
+    def line_before(self, number):
+        return self.lines[number - 1]
 
 
-def graft(solution, student, names):
-    """The solution with the student's functions `names` in place of its own, and with what else
-    the student has defined under names that the solution does not have: helpers and imports."""
-    ours, theirs, texts = parsed(solution), parsed(student), student.split("\n")
-    pieces = []
-    for name in names:
-        node, (start, stop) = find(ours, name), lines_of(find(theirs, name))
-        pieces.append(Piece(*lines_of(node), node.col_offset, texts[start - 1 : stop], start))
-    scopes = {name.rpartition(".")[0] for name in names} - {""}
-    for our_scope, their_scope in [(ours, theirs),
-                                   *((find(ours, name), find(theirs, name)) for name in scopes)]:
-        pieces += helpers(our_scope.body, their_scope.body, texts)
-
-    before, lines, shifts, done = solution.split("\n"), [], [], 0
-    # In the same place, what belongs to a class comes before what follows it.
-    for piece in sorted(pieces, key=lambda piece: (piece.first, piece.last, -piece.column)):
-        lines += before[done : piece.first - 1]
-        first = len(lines) + 1
-        lines += reindented(piece.lines, piece.column)
-        shifts.append((first, len(lines), piece.line_of_student - first))
-        done = piece.last
-    return Graft("\n".join(lines + before[done:]), shifts)
-
-
-def helpers(ours, theirs, texts):
-    """Pieces of a module's or class's statements: what the student has added. Each comes behind
-    that of our statements that it follows in the student's file."""
-    known, pieces = bound(ours), []
-    places = {name: node.end_lineno for node in ours for name in bound([node])}
-    column, place = ours[0].col_offset, min(places.values())
-    for node in theirs:
-        names, start = bound([node]), lines_of(node)[0]
-        place = max([place, *(places[name] for name in names & known)])
-        if isinstance(node, ast.Import | ast.ImportFrom) and names - known:
-            new = copy.copy(node)
-            new.names = [alias for alias in node.names if bound_by(alias) not in known]
-            pieces.append(Piece(place + 1, place, column, [ast.unparse(new)], start))
-        elif names and not names & known:
-            lines = texts[start - 1 : node.end_lineno]
-            pieces.append(Piece(place + 1, place, column, lines, start))
-    return pieces
-
-
-def bound_by(alias):
-    return (alias.asname or alias.name).split(".")[0]
-
-
-def bound(nodes):
-    """The names that statements bind: definitions, imports, assignments."""
-    names = set()
-    for node in nodes:
-        if isinstance(node, DEFINITIONS):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= set(map(bound_by, node.names))
-        else:
-            names |= {part.id for part in ast.walk(node)
-                      if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
-    return names
-
-
-def reindented(lines, column):
-    """A student's lines, moved so that the first begins at our column."""
-    theirs = len(lines[0]) - len(lines[0].lstrip())
-    return [" " * column + line[theirs:] if line[:theirs].isspace() or not theirs else line
-            for line in lines]
+def paste(source, other, names):
+    """The source with the functions `names` of the other one in place of its own. What it has not,
+    isn't pasted."""
+    lines, others = source.split("\n"), other.split("\n")
+    places = {lines_of(node): name for name in names
+              if (node := find(parsed(source), name)) is not None}
+    pasted, numbers, done = [], [], 0
+    for (first, last), name in sorted(places.items()):
+        start, stop = lines_of(find(parsed(other), name))
+        pasted += lines[done : first - 1] + others[start - 1 : stop]
+        numbers += [*range(done + 1, first), *[None] * (stop - start + 1)]
+        done = last
+    return Pasted("\n".join(pasted + lines[done:]), numbers + [*range(done + 1, len(lines) + 1)])

@@ -1,15 +1,15 @@
 """Processes that run students' code, and the process that oversees them.
 
 An overseer is forked for each check. It forks one process per rank, ends them if they would run
-forever, and then ends everything that they started. It never runs a line of a student's code, so
-whatever that does costs only its own check.
+forever, and in the end kills all of its group. It never runs a line of a student's code, so
+whatever that does costs only its own check. (What a student starts in a session of its own is left
+to the container.)
 
 A process writes its answer to a file without a name, and there is a second file for the lines at
 which it stops: when a signal ends it, and when the overseer asks.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import os
@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import time
-from pathlib import Path
+from collections import deque
 from typing import NamedTuple
 
 import psutil
@@ -26,23 +26,15 @@ from lab import ROOT
 
 # Doesn't import torch: the other interpreter does that while this one reads on.
 
-PROC = Path("/proc")
 LIMIT = 5                       # seconds of computing: a right run needs one or two
 CLOCK = 12                      # seconds of the clock for each of these, on a busy machine
-IDLE = 2                        # seconds in which no rank computes: they wait for each other
-LOOKS = 20                      # in these seconds; on a busy machine they take longer
+LOOK = 0.03                     # seconds between two looks
+IDLE = 80                       # looks in which hardly any rank computes: they wait for each other
+HARDLY = 0.1                    # of these looks: a rank that polls computes a little
 GRACE = 1                       # seconds for the other ranks to end, once one has failed
 LAST_LINES = b"in <module>\n", b"...\n"         # of a whole stack, which comes line by line
 LARGEST = 2**28                 # bytes of an answer
-SET_DEATH_SIGNAL, SET_SUBREAPER = 1, 36         # of Linux's prctl
 
-
-def prctl(option, value):
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-# ----------------------------------------------------------------------------- a student's process
 
 class Remains(NamedTuple):
     """What is left of a process. status: its exit status, or None if the overseer ended it; then,
@@ -55,21 +47,22 @@ class Remains(NamedTuple):
 
 
 class Forked:
-    """A process that runs function(tell, *args). tell(data) hands in its answer, in bytes."""
+    """A process that runs function(hand_in, *args). hand_in(data) takes its answer, in bytes."""
 
     def __init__(self, function, args, folder, more_paths):
-        self.status, self.files = None, [tempfile.TemporaryFile() for _ in range(2)]
+        self.status, self.seconds = None, 0
+        self.answer, self.stack = tempfile.TemporaryFile(), tempfile.TemporaryFile()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                begin(*(file.fileno() for file in self.files), folder, more_paths)
-                os._exit(function(self.tell, *args))
+                begin(self.answer.fileno(), self.stack.fileno(), folder, more_paths)
+                os._exit(function(self.hand_in, *args))
             finally:                                    # Python's shutdown may wait for threads
                 os._exit(1)
 
-    def tell(self, data):
-        self.files[0].write(data)
-        self.files[0].flush()
+    def hand_in(self, data):
+        self.answer.write(data)
+        self.answer.flush()
 
     def is_running(self):
         if self.status is None:
@@ -78,18 +71,28 @@ class Forked:
                 self.status = os.waitstatus_to_exitcode(status)
         return self.status is None
 
-    def has_failed(self):
-        return self.status is not None and (self.status != 0 or not self.read(0))
+    def is_busy(self):
+        """Whether it computes or wants to. Notes for how many seconds it has computed."""
+        try:
+            process = psutil.Process(self.pid)
+            times = process.cpu_times()
+            self.seconds = times.user + times.system
+            return process.status() in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
+        except psutil.NoSuchProcess:
+            return False
 
-    def read(self, number):
-        """All that is in a file by now. (Its own offset belongs to the process.)"""
-        file = self.files[number].fileno()
-        return os.pread(file, min(os.fstat(file).st_size, LARGEST), 0)
+    def has_failed(self):
+        return self.status is not None and (self.status != 0 or not written_in(self.answer))
+
+
+def written_in(file):
+    """All that is in a file by now. (Its own offset belongs to the process.)"""
+    number = file.fileno()
+    return os.pread(number, min(os.fstat(number).st_size, LARGEST), 0)
 
 
 def begin(answer, stack, folder, more_paths):
     """Prepare a new process: no output, no terminal, and no open files but these two."""
-    prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
@@ -97,7 +100,8 @@ def begin(answer, stack, folder, more_paths):
     for number in set(map(int, os.listdir("/dev/fd"))) - {0, 1, 2, answer, stack}:
         with contextlib.suppress(OSError):              # that of the folder itself is closed
             os.close(number)
-    sys.stdin, sys.stdout, sys.stderr = (open(os.devnull, mode) for mode in ("r", "w", "w"))
+    sys.stdin = open(os.devnull)
+    sys.stdout = sys.stderr = open(os.devnull, "w")
     faulthandler.enable(stack)                          # where a signal such as SIGSEGV ends it
     faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
     sys.path[:0] = [str(ROOT)]
@@ -108,73 +112,45 @@ def begin(answer, stack, folder, more_paths):
     torch.set_num_threads(1)
 
 
-# ------------------------------------------------------------------------------------ the overseer
-
 def oversee(parent, calls, folder, more_paths, limit):
     """Run each call, (function, args), in a process of its own, and send their Remains to the
     parent, a connection. If that closes, nobody waits for the check any more, and it ends."""
-    os.setsid()                                         # Ctrl-C is for the parent
+    os.setsid()                                         # a group of its own; Ctrl-C is for others
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    prctl(SET_SUBREAPER, 1)                             # orphans become its children
     gc.freeze()                                         # what is imported by now is no garbage
-    processes = []
+    processes, stuck = [], []
     try:
         for function, args in calls:
             processes.append(Forked(function, args, folder, more_paths))
-        stuck = [] if have_ended(processes, limit, parent) else ask_where(processes)
-        remains = [Remains(process.status, process in stuck, process.read(0), process.read(1))
-                   for process in processes]
+        if not have_ended(processes, limit, parent):
+            stuck = ask_where(processes)
+        parent.send([Remains(process.status, process in stuck, written_in(process.answer),
+                             written_in(process.stack)) for process in processes])
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        end_all()
-    parent.send(remains)
+        os.killpg(0, signal.SIGKILL)                    # this process as well
 
 
 def have_ended(processes, limit, parent):
     """Wait until all have ended, or until one has failed and the others have had time to say why.
-    False: they are in a deadlock, or have computed for longer than the limit, in seconds.
+    False: they are in a deadlock, or one has computed for longer than the limit, in seconds.
 
     Seconds of computing say more than those of a clock, which goes on while others compute."""
-    used, failed_at, looked_at = {}, None, 0
-    begun = since = time.monotonic()
-    before, busy, looks = 0, 0, 0                       # of the last seconds, to find a deadlock
+    begun, failed_at, looks = time.monotonic(), None, deque(maxlen=IDLE)
     while running := [process for process in processes if process.is_running()]:
         if parent.poll():                               # it has closed
             raise SystemExit
-        time.sleep(0.01)
+        time.sleep(LOOK)
         now = time.monotonic()
         if failed_at is None and any(process.has_failed() for process in processes):
             failed_at = now
         if failed_at is not None and now > failed_at + GRACE:
             return True
-        if now < looked_at + 0.1:
-            continue
-        looked_at, looks = now, looks + 1
-        for process in running:
-            computes, seconds = state_of(process.pid)
-            used[process.pid] = max(seconds, used.get(process.pid, 0))
-            busy += computes
-        total = sum(used.values())
-        if max(total / os.cpu_count(), *used.values()) > limit or now > begun + CLOCK * limit:
+        looks.append(any([process.is_busy() for process in running]))
+        if len(looks) == IDLE and sum(looks) < HARDLY * IDLE:
             return False
-        if now > since + IDLE and looks >= LOOKS:
-            if total < before + 0.1 and busy <= 1:      # whoever polls computes a little
-                return False
-            since, before, busy, looks = now, total, 0, 0
+        if now > begun + CLOCK * limit or max(process.seconds for process in running) > limit:
+            return False
     return True
-
-
-def state_of(pid):
-    """Whether a process computes or wants to, be it in the thread that brings gloo's messages, and
-    for how many seconds it has. Of one that has just ended: nothing. psutil knows the state of no
-    thread: without Linux's /proc, a process computes only where its seconds say so."""
-    try:
-        times = psutil.Process(pid).cpu_times()
-        threads = (PROC / f"{pid}/task").glob("*/stat")
-        states = [path.read_text().rpartition(") ")[2][0] for path in threads]
-        return bool({"R", "D"} & {*states}), times.user + times.system
-    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-        return False, 0
 
 
 def ask_where(processes):
@@ -185,21 +161,6 @@ def ask_where(processes):
         os.kill(process.pid, signal.SIGUSR1)            # works even inside gloo
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline and not all(
-            process.read(1).endswith(LAST_LINES) for process in running):
-        time.sleep(0.02)
+            written_in(process.stack).endswith(LAST_LINES) for process in running):
+        time.sleep(LOOK)
     return running
-
-
-def end_all(seconds=10):
-    """End all processes below this one, however often they fork."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:                       # none is left
-            return
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        time.sleep(0.002)

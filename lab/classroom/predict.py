@@ -5,25 +5,22 @@ such as 2*3/4*811008*4 B. It is compared with the chapter's own formula.
 """
 
 import ast
-import contextlib
 import math
 import operator
 import re
-import sys
+import textwrap
 
-from lab.classroom import variants
-from lab.classroom.questions import LETTERS
+from lab.chapters.question import LETTERS
 from lab.run import refusals
 from lab.run.words import quantity
 
+WIDTH = 100
 WITHIN = 0.02           # of the formula's value
 EXACT_BELOW = 1000      # counts
-TRIES = 5               # lines that are read for an answer, if none can be understood
 LONGEST = 200           # characters of a line that are looked at
-SEEDS = 2**31
-HOW = ("An answer is a number with its unit, such as 4.87 MB, 512 KiB, x2, 1/2, 37.5%, or "
-       "arithmetic,\nsuch as 2*3/4*811008*4 B. It is right within 2%, a count below 1,000 if it "
-       "is exact.")
+INSTRUCTIONS = ("An answer is a number with its unit, such as 4.87 MB, 512 KiB, x2, 1/2, 37.5%, or "
+                "arithmetic,\nsuch as 2*3/4*811008*4 B. It is right within 2%, a count below 1,000 "
+                "if it is exact.")
 
 # -------------------------------------------------------------------------- arithmetic and units
 
@@ -32,7 +29,8 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 SECONDS = {"s": 1, "ms": 1e-3, "µs": 1e-6, "μs": 1e-6, "us": 1e-6, "second": 1, "seconds": 1}
 PREFIXES = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 BYTES = {"byte": 1, "bytes": 1, **{f"{prefix}b": size for prefix, size in PREFIXES.items()},
-         **{f"{prefix}ib": 2.0 ** (10 * i) for i, prefix in enumerate("kmgt", start=1)}}
+         "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
+RATIOS = {"": 1, "%": 0.01, "percent": 0.01, "x": 1, "times": 1}
 EXAMPLES = {"B": "4.87 MB, 512 KiB or 2*3/4*811008*4 B", "FLOP": "1.5 GFLOP or 6*811008*512 FLOP",
             "s": "162 µs or 14*5e-6 s", "%": "37.5% or 3/8", "times": "2, x2, 1/2 or 7/6"}
 
@@ -52,6 +50,7 @@ def computed(text):
 
 
 def evaluated(node):
+    """The value of a tree of numbers, signs and OPERATORS."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return float(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
@@ -64,14 +63,14 @@ def evaluated(node):
 
 def scale(word, unit):
     """What a number with this word is multiplied by; None if the word is no such unit."""
-    bits, word = word in ("Mb", "Gb", "Tb"), word.lower()
     if unit == "B":
-        return None if bits else BYTES.get(word)
+        is_bits = word in ("Mb", "Gb", "Tb")
+        return None if is_bits else BYTES.get(word.lower())
     if unit == "s":
-        return SECONDS.get(word)
+        return SECONDS.get(word.lower())
     if unit in ("%", "times"):
-        return {"": 1, "%": 0.01, "percent": 0.01, "x": 1, "times": 1}.get(word)
-    noun = unit.lower()
+        return RATIOS.get(word.lower())
+    word, noun = word.lower(), unit.lower()
     for ending in (noun, noun.removesuffix("s"), noun.removesuffix("es"), f"{noun}s"):
         if word.endswith(ending):
             return PREFIXES.get(word.removesuffix(ending).strip())
@@ -92,20 +91,51 @@ def understood(line, unit):
     except ValueError:
         raise ValueError(f"no number can be read in {shown}; an answer is such as {example}"
                          ) from None
-    if scale(word, unit) is None:
+    factor = scale(word, unit)
+    if factor is None:
         what = f"'{word}' is no unit here" if word else f"{shown} has no unit"
         raise ValueError(f"{what}; an answer is such as {example}")
-    if not math.isfinite(value * scale(word, unit)):
+    if not math.isfinite(value * factor):
         raise ValueError(f"{shown} is too large; an answer is such as {example}")
-    return value * scale(word, unit)
+    return value * factor
+
+
+def is_right(answer, question):
+    """Within 2%; small counts exactly."""
+    is_count = question.unit not in EXAMPLES
+    within = WITHIN * question.value
+    if is_count and question.value < EXACT_BELOW:
+        within = 0.5
+    return abs(answer - question.value) < within
+
+
+def off_by(answer, question):
+    """How far a wrong answer is off. Why it is wrong, only the student knows: a ratio that is also
+    the number of ranks may be chance."""
+    ratio = answer / question.value
+    if ratio <= 0:
+        return "too small"
+    times = max(ratio, 1 / ratio)
+    factor = f"{number(float(f'{times:.3g}'))} times" if times < 1e6 else "over a million times"
+    return f"{factor} too {'large' if ratio > 1 else 'small'}"
 
 
 # ------------------------------------------------------------------------------------ in words
 
-def letters(question):
-    """Those of a formula and those that are shown besides, in an order that gives nothing away."""
-    found = re.findall(r"[^\W\d]\w*", f"{question.formula} {question.also}")
-    return [letter for letter in LETTERS if letter in found]
+def given(question, sizes):
+    """The sizes in its formula and those that are shown besides, and what they are, in an order
+    that gives nothing away."""
+    names = re.findall(r"[^\W\d]\w*", f"{question.formula} {question.also}")
+    items = [f"{letter} = {number(sizes[letter])} ({LETTERS[letter]})"
+             for letter in LETTERS if letter in names]
+    unbroken = ", ".join(item.replace(" ", "\xa0") for item in items)
+    return filled(unbroken, "   ").replace("\xa0", " ")
+
+
+def filled(text, indent=""):
+    """On lines of 100 columns at most, indented from the second one on."""
+    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent="   ",
+                         break_on_hyphens=False)
 
 
 def number(value):
@@ -117,29 +147,12 @@ def number(value):
     return f"{value:,g}" if value % 1 else f"{value:,.0f}"
 
 
-def given(question, sizes):
-    """The sizes in its formula, and what they are."""
-    return wrapped(["  ", *[f"{letter} = {number(sizes[letter])} ({LETTERS[letter]})"
-                            for letter in letters(question)]], ", ")
-
-
-def wrapped(words, between=" "):
-    """On lines of 100 columns at most, indented from the second one on."""
-    lines = [words[0]]
-    for i, word in enumerate(words[1:]):
-        gap = between if i or words[0].strip() else " "
-        if len(lines[-1] + gap + word) > 100:
-            lines[-1] += gap.rstrip()
-            lines.append(f"   {word}")
-        else:
-            lines[-1] += gap + word
-    return "\n".join(lines)
-
-
 def in_numbers(question, sizes):
     """Its formula, with numbers in place of letters."""
-    put = lambda found: number(sizes[found.group()])
-    return pretty(re.sub(r"[^\W\d]\w*", put, question.formula))
+    def size_of(letter):
+        return number(sizes[letter.group()])
+
+    return pretty(re.sub(r"[^\W\d]\w*", size_of, question.formula))
 
 
 def pretty(formula):
@@ -166,96 +179,3 @@ def derivation(question, sizes):
              in_words(question.value, question.unit)]
     line = " = ".join(parts)
     return line if len(line) <= 96 else "\n   = ".join(parts)
-
-
-def is_right(answer, question):
-    """Within 2%; small counts exactly."""
-    value = question.value
-    is_count = question.unit not in ("B", "FLOP", "s", "%", "times")
-    within = 0.5 if is_count and value < EXACT_BELOW else WITHIN * value
-    return abs(answer - value) < within
-
-
-def off_by(line, answer, question):
-    """What is known of a wrong answer. Why it is wrong, only the student knows: a ratio that is
-    also the number of ranks may be chance."""
-    ratio = answer / question.value
-    if question.unit == "times" and abs(ratio * question.value**2 - 1) < 0.01:
-        return "the other way round"
-    if ratio <= 0:
-        return "too small"
-    meant = in_the_other_unit(line)
-    with contextlib.suppress(ValueError):
-        if meant and is_right(understood(meant, question.unit), question):
-            return f"too {'large' if ratio > 1 else 'small'}: {meant} would be right"
-    times = max(ratio, 1 / ratio)
-    how = f"{number(float(f'{times:.3g}'))} times" if times < 1e6 else "over a million times"
-    return f"{how} too {'large' if ratio > 1 else 'small'}"
-
-
-def in_the_other_unit(line):
-    """The same number in MiB in place of MB, and so on; "": there is no such unit in it."""
-    found = re.fullmatch(r"(.*[^A-Za-z])([kKMGT])(i?)[bB]", line.strip())
-    return found and f"{found[1]}{found[2].upper() if not found[3] else found[2]}" + (
-        "B" if found[3] else "iB")
-
-
-# --------------------------------------------------------------------------------- the dialogue
-
-def read_line():
-    """A line of standard input, whatever its bytes; raises EOFError at its end."""
-    if sys.stdin is None:                                   # closed, by `<&-`
-        raise EOFError
-    if sys.stdin.isatty():
-        print("> ", end="")
-    sys.stdout.flush()
-    try:
-        line = sys.stdin.buffer.readline(10 * LONGEST)      # some input has no end of a line
-    except OSError as error:
-        refusals.fail(f"standard input: {error.strerror}")
-    if not line:
-        raise EOFError
-    return line.decode(errors="backslashreplace")
-
-
-def answer_to(question):
-    """The line that is answered, and its number; None if it is left open."""
-    for _ in range(TRIES):
-        line = read_line()
-        if not line.strip():
-            return None
-        try:
-            return line.strip(), understood(line, question.unit)
-        except ValueError as error:
-            print(f"   {error}")
-    return None
-
-
-def ask(case, asked):
-    """Ask the questions in turn, up to the end of the input. Returns how many are answered right.
-    """
-    right = 0
-    for i, question in enumerate(asked, start=1):
-        print(f"\n{wrapped(f'{i}. {question.text}'.split())}\n{given(question, case.sizes)}")
-        try:
-            answer = answer_to(question)
-        except EOFError:
-            print()
-            break
-        if answer is None:
-            print("   The answer:")
-        elif is_right(answer[1], question):
-            right += 1
-            print("   ✓")
-        else:
-            print(f"   ✗ {in_words(answer[1], question.unit)} is {off_by(*answer, question)}")
-        print(f"   {derivation(question, case.sizes)}")
-        print(wrapped(["  ", *question.why.split()]))
-        if question.row:
-            print(f"   in the report of a run: {question.row}")
-    return right
-
-
-def seed_of(student, chapter):
-    """The seed that a student's name draws for a chapter."""
-    return variants.seed_of(student, f"predict {chapter[:2]}", SEEDS)

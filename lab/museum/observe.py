@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab import ROOT
-from lab.classroom import checks, plain
+from lab.classroom import checks, inside, values
 from lab.classroom.words import in_words
 
 STEPS = 20
@@ -127,7 +127,7 @@ def train(copy, chapter, ranks, flags):
         model = "" if chapter.startswith("00") else f"--data={text} {MODEL}"
         argv = shlex.split(f"--device=cpu {model} {flags}")
         preferred = None if path.is_relative_to(copy) else copy
-        calls = [(checks.be_a_rank, (path, rank, ranks, argv, preferred)) for rank in range(ranks)]
+        calls = [(inside.be_a_rank, (path, rank, ranks, argv, preferred)) for rank in range(ranks)]
         outcome = checks.play(scratch, path, calls, limit=20, more_paths=[str(copy)])
         run = outcome.record
         if run is None:
@@ -165,11 +165,11 @@ def rehearse(file, source, flags):
         return checks.play(folder, path, [call], limit=60)
 
 
-def be_rehearsed(tell, path, argv):
-    """In a process of its own: tell what a rehearsal finds."""
+def be_rehearsed(hand_in, path, argv):
+    """In a process of its own: hand in what a rehearsal finds."""
     from lab import rehearse
 
-    return tell_problems(tell, rehearse.problems_of(checks.load(path, path.stem), argv))
+    return hand_in_problems(hand_in, rehearse.problems_of(inside.load(path, path.stem), argv))
 
 
 def compare_published_tables(path):
@@ -181,18 +181,18 @@ def compare_published_tables(path):
     return Seen(int(bool(wrong)), wrong, [], wrong)
 
 
-def be_compared(tell, path):
-    """In a process of its own: tell which published tables this chapter 10 misses."""
+def be_compared(hand_in, path):
+    """In a process of its own: hand in which published tables this chapter 10 misses."""
     from lab.planner import published
 
-    return tell_problems(tell, published.beyond(checks.load(path, path.stem)))
+    return hand_in_problems(hand_in, published.beyond(inside.load(path, path.stem)))
 
 
-def tell_problems(tell, problems):
+def hand_in_problems(hand_in, problems):
     """Hand in problems as a run hands in its own."""
     record = {"problems": problems, "diagnosis": [], "config": {}}
     status = int(bool(problems))
-    tell(plain.pack({"status": status, "record": json.dumps(record)}))
+    hand_in(values.pack({"status": status, "record": json.dumps(record)}))
     return status
 
 

@@ -104,7 +104,8 @@ def warm():
 def test_an_answer_is_wrong_and_the_grader_says_why(warm, fault, seen):
     if fault.file.startswith("kernels"):
         needs_an_interpreter()
-    file = students.File(fault.file, None, *students.without_faults(fault.planted()))
+    planted = fault.planted()
+    file = students.File(fault.file, None, planted, students.parse(planted))
     mark, words = grading.grade_exercise(EXERCISES[seen.exercise][1], file)
     assert mark == grading.WRONG and seen.says in words, words
 

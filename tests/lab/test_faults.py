@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import time
 
 import pytest
 import torch
@@ -24,9 +23,9 @@ def test_torchrun_starts_a_killed_rank_again(pool, tmp_path):
     layout, flags = ("02_data_parallel", 2), ("--batch=2", "--steps=12", f"--data={TEXT}")
     assert pool.call(2, 120, quiet, layout[0], *faults.MODEL, *flags,
                      f"--save={tmp_path}/quiet")[0] == 0  # fmt: skip
-    folder, deadline = tmp_path / "faulty", time.time() + 300
-    [(_, logged, _)] = faults.train(layout, folder, [Fault(1, 7, False, 0)], deadline, *flags,
-                                    "--save-every=3")  # fmt: skip
+    folder = tmp_path / "faulty"
+    [(_, logged, _)] = faults.train(layout, folder, [Fault(1, 7, False, 0)], *flags,
+                                    "--save-every=3")
     steps = [line["step"] for line in faults.log_of(folder)]
     assert 7 <= logged < len(steps) and steps[-1] == 12
     assert 1 < steps[logged] <= logged + 1 and steps[logged] % 3 == 1
@@ -36,9 +35,9 @@ def test_torchrun_starts_a_killed_rank_again(pool, tmp_path):
 
 @gloo_tells
 @pytest.mark.full
-def test_kills_cost_no_bit_in_one_layout_and_in_three(capsys):
+def test_kills_lose_nothing_in_three_layouts(capsys):
     """Every other kill comes while a checkpoint is being saved."""
-    assert faults.main(["--kills=4", "--limit=1800"]) == 0, capsys.readouterr().out
+    assert faults.main(["--kills=4"]) == 0, capsys.readouterr().out
 
 
 def test_a_kill_comes_when_the_log_has_so_many_steps(tmp_path):
@@ -55,23 +54,24 @@ def test_a_kill_comes_when_the_log_has_so_many_steps(tmp_path):
         return False
 
     try:
-        faults.strike(Fault(1, 2, False, 0), tmp_path, pids, time.time() + 100, ended)
+        faults.strike(Fault(1, 2, False, 0), tmp_path, pids, ended)
         assert others[1].wait(100) == -signal.SIGKILL and others[0].poll() is None
     finally:
         for one in others:
             one.kill()
 
 
-def test_a_run_that_ends_too_early_or_too_late_is_no_success(tmp_path):
+def test_a_run_that_ends_too_early_or_too_late_is_no_success(tmp_path, monkeypatch):
     fault = Fault(0, 1, False, 0)
     with pytest.raises(faults.Failed, match="ended before"):
-        faults.strike(fault, tmp_path, list, time.time() + 100, lambda: True)
+        faults.strike(fault, tmp_path, list, lambda: True)
+    monkeypatch.setattr(faults, "PATIENCE", 0.1)
     with pytest.raises(faults.Failed, match="no time left"):
-        faults.strike(fault, tmp_path, list, time.time(), lambda: False)
+        faults.strike(fault, tmp_path, list, lambda: False)
     (tmp_path / ".step-000001").mkdir()  # left by an earlier run
     with pytest.raises(faults.Failed, match="no time left for a kill in a save"):
         later = fault._replace(steps=0, in_save=True)
-        faults.strike(later, tmp_path, list, time.time() + 0.1, lambda: False)
+        faults.strike(later, tmp_path, list, lambda: False)
     (tmp_path / faults.LOG).write_text('{"step": 1, "loss": 1, "time": 5}\n')
     with pytest.raises(faults.Failed, match="1 of 2 steps"):
         faults.compare(tmp_path, tmp_path, 2)

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import ROOT, notebook
+from lab import ROOT, hunt, notebook
 from lab.chapters import chapter
-from lab.museum import hunt
 
 OF_THE_COURSE = "*.py", "lab", "kernels", "requirements.txt"  # what the notebook needs
 HOLE = ('    # TODO: make the .grad of each trained parameter the sum over all ranks\n'

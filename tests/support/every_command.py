@@ -7,7 +7,6 @@ and written.
 
 import functools
 import gc
-import json
 from functools import partial
 from pathlib import Path
 
@@ -71,9 +70,9 @@ def a_run():
 
 def a_hunt():
     """As lab.hunt writes it."""
-    from lab.museum import hunt
+    from lab import hunt
 
-    return hunt.text_of(hunt.draw("06", 1), "06", 1, "easy").encode()
+    return hunt.text_of(hunt.draw("06", 1), "06", 1).encode()
 
 
 def an_exercise():
@@ -81,19 +80,6 @@ def an_exercise():
     from lab.classroom import exercises
 
     return exercises.with_holes("04_tensor_parallel").encode()
-
-
-def marked():
-    """Predictions."""
-    return json.dumps([{"student": "ada", "chapter": "04", "right": 4, "of": 5}]).encode()
-
-
-def a_sheet():
-    """As lab.predict writes it."""
-    from lab.classroom import questions, sheets
-
-    case, asked = questions.questions("02_data_parallel", 1)
-    return sheets.as_markdown(case, asked, 1, None).encode()
 
 
 # -------------------------------------------------------------------------------------- the table
@@ -118,20 +104,16 @@ OTHERS = [
     lab("exercises", "04"),
     lab("exercises", "--write=exercises", "lab.classroom.exercises.write",
         writes={"--write": "exercises"}),
-    lab("faults", "--kills=1", "lab.faults.both_parts", writes={"--json": "run.json"},
+    lab("faults", "--kills=1", "lab.faults.with_and_without", writes={"--json": "run.json"},
         starts_others=True),
     lab("formats", "--steps=1", "lab.formats.train", writes={"--out": "formats.png"}),
-    lab("grade", ". --limit=1", "lab.classroom.grade.grade_all", files=EXERCISE,
+    lab("grade", ". --limit=1", "lab.grade.grade_all", files=EXERCISE,
         reads={"folder": "ours"},
         writes={"--csv": "grades.csv", "--json": "results.json"}),
-    lab("grade", ". 04.7 --predictions=marked.json --csv=grades.csv",
-        "lab.classroom.grade.grade_all", files=EXERCISE | {"marked.json": marked},
-        reads={"--predictions": "ours"}, **LONG),
-    lab("hunt", "06 --seed=1", "lab.museum.hunt.write", writes={"--out": "hunts"}, **LONG),
-    lab("hunt", "06 --for=ada", "lab.museum.hunt.write", writes={"--out": "hunts"}, **LONG),
-    lab("hunt", "--reveal=hunt.py", "lab.museum.hunt.reveal", files={"hunt.py": a_hunt},
+    lab("hunt", "06 --seed=1", "lab.hunt.write", writes={"--out": "hunts"}, **LONG),
+    lab("hunt", "--reveal=hunt.py", "lab.hunt.reveal", files={"hunt.py": a_hunt},
         reads={"--reveal": "ours"}, **LONG),
-    lab("hunt", "--grade=hunt.py", "lab.museum.hunt.grade",
+    lab("hunt", "--grade=hunt.py", "lab.hunt.print_grade",
         files={"hunt.py": a_hunt}, reads={"--grade": "ours"}, **LONG),
     lab("museum", "06", "lab.museum.__main__.play_all",
         writes={"--out": "museum.png"}),
@@ -141,11 +123,7 @@ OTHERS = [
     lab("site", "--out=site", "lab.site.export.write", writes={"--out": "site"}, **LONG),
     lab("pictures", "run.json", "lab.pictures.draw", files={"run.json": a_run},
         reads={"runs": "ours"}, writes={"--out": "figures"}),
-    lab("predict", "02 --seed=1", "lab.classroom.predict.ask"),
-    lab("predict", "02 --for=ada --export=sheet.md", "lab.classroom.sheets.write",
-        writes={"--export": "sheet.md"}),
-    lab("predict", "02 --mark=sheet.md --seed=1", "lab.classroom.sheets.mark",
-        files={"sheet.md": a_sheet}, reads={"--mark": "ours"}, writes={"--json": "marks.json"}),
+    lab("predict", "02 --seed=1", "lab.predict.ask"),
     lab("rehearse", f"02_data_parallel.py --ranks=2 {' '.join(SMALL)} --data=text",
         "lab.rehearsal.rehearsal.rehearse", files=FILES, writes={"--json": "run.json"}),
     lab("report", "run.json", files={"run.json": a_run}, reads={"runs": "ours"}),

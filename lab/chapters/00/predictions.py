@@ -1,6 +1,6 @@
 """Predictions about chapter 00: rounds and bytes of its collectives."""
 
-from lab.classroom.questions import Case, Question
+from lab.chapters.question import Case, Question
 from lab.run.machines import MACHINES
 
 

@@ -1,6 +1,6 @@
 """Predictions about chapter 01: what one GPU keeps and computes."""
 
-from lab.classroom.questions import Case, Question, shape
+from lab.chapters.question import Case, Question, shape
 from lab.run import anatomy
 
 

@@ -1,6 +1,6 @@
 """Predictions about chapter 02: what is sent, and when it hides."""
 
-from lab.classroom.questions import Case, Question, on_the_wire, shape
+from lab.chapters.question import Case, Question, on_the_wire, shape
 from lab.run import anatomy
 from lab.run.machines import MACHINES
 

@@ -2,7 +2,7 @@
 
 import common
 from lab.chapters import room
-from lab.classroom.questions import Case, Question, on_the_wire, shape
+from lab.chapters.question import Case, Question, on_the_wire, shape
 from lab.run.machines import MACHINES
 
 

@@ -1,6 +1,6 @@
 """Predictions about chapter 04: what tp sends, keeps and cuts."""
 
-from lab.classroom.questions import Case, Question, eight_heads, whole_block
+from lab.chapters.question import Case, Question, eight_heads, whole_block
 
 
 def predictions(pick):

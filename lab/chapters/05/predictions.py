@@ -1,7 +1,7 @@
 """Predictions about chapter 05: what is cut along the sequence."""
 
 from lab import chapters
-from lab.classroom.questions import Case, Question, eight_heads, on_the_wire, whole_block
+from lab.chapters.question import Case, Question, eight_heads, on_the_wire, whole_block
 
 
 def predictions(pick):

@@ -1,6 +1,6 @@
 """Predictions about chapter 06: what a ring sends and computes."""
 
-from lab.classroom.questions import Case, Question, on_the_wire, shape
+from lab.chapters.question import Case, Question, on_the_wire, shape
 
 
 def predictions(pick):

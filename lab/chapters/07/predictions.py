@@ -1,6 +1,6 @@
 """Predictions about chapter 07: a schedule's bubble, and what a rank has."""
 
-from lab.classroom.questions import Case, Question, on_the_wire, shape
+from lab.chapters.question import Case, Question, on_the_wire, shape
 from lab.run import anatomy
 from lab.run.words import count
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lab.classroom.questions import Case, Question, on_the_wire, shape
+from lab.chapters.question import Case, Question, on_the_wire, shape
 from lab.run.machines import MACHINES
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lab import chapters
-from lab.classroom.questions import Case, Question, on_the_wire, shape
+from lab.chapters.question import Case, Question, on_the_wire, shape
 from lab.run import anatomy
 from lab.run.formulas import with_wire_bytes
 

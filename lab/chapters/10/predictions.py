@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from lab import chapters
-from lab.classroom.questions import Question
+from lab.chapters.question import Question
 
 
 class Planned:

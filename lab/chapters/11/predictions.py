@@ -3,7 +3,7 @@
 import math
 
 import common
-from lab.classroom.questions import Case, Question, on_the_wire, shape
+from lab.chapters.question import Case, Question, on_the_wire, shape
 
 BLOCK = "10*h*h + 2*h*k"        # numbers in the matrices of a block: q and o, k and v, up and down
 WORK = "48*h*h*h + 8*k*k*h + 4*k*k*k"       # FLOPs of one step of Newton-Schulz on them

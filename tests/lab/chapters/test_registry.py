@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from lab import ROOT, chapters
-from lab.classroom import questions
+from lab.chapters import question
 from lab.site import tools
 from lab.site.reading import title_of
 
@@ -17,10 +17,10 @@ import importlib, sys
 from lab.planner.models import as_planned
 from common import PRESETS
 from lab.chapters import chapter
-from lab.classroom import questions
+from lab.chapters import question
 from lab.site import answers
 
-case, _ = questions.questions("10_planner", 0)
+case, _ = question.draw_questions("10_planner", 0)
 found = [chapter("10"), chapter("10"), answers.ten(), case.chapter]
 other = importlib.import_module("10_planner")
 assert all(module is found[0] for module in found)
@@ -67,5 +67,5 @@ def test_a_rooms_tools_and_files_exist():
 
 def test_a_question_comes_from_the_rooms_own_chapter():
     for name in chapters.NAMES:
-        case, _ = questions.questions(name, 1)
+        case, _ = question.draw_questions(name, 1)
         assert case.chapter is chapters.chapter(name[:2]) and case.name == name

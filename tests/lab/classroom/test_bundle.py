@@ -1,5 +1,6 @@
 """What students get: no solution is in it, and it grades what they write."""
 
+import ast
 import os
 import re
 import subprocess
@@ -7,11 +8,13 @@ import sys
 
 import pytest
 
+from lab import bundle as command
 from lab.classroom import bundle, checks, exercises, holes
 from lab.classroom.students import students_in
 from tests.conftest import ROOT, sample
 from tests.lab.classroom.test_right_answers import RIGHT, with_bodies
 
+COMMENT = re.compile(r"(^|\s)#.*$")
 RUN = 5  # so many lines of a solution after each other are no accident
 # They can only be tried once another exercise is solved: 09.1, 03.1, and duality.1.
 AFTER = "09.2", "11.6", "duality.2", "duality.3", "duality.4"
@@ -24,8 +27,15 @@ def texts():
 
 def code_of(text):
     """Its lines without indents and comments."""
-    lines = [bundle.COMMENT.sub("", line).strip() for line in text.split("\n")]
+    lines = [COMMENT.sub("", line).strip() for line in text.split("\n")]
     return [line for line in lines if line]
+
+
+def body_of(source, name):
+    """The lines of code of a function, without its docstring."""
+    node = holes.find(holes.parsed(source), name)
+    body = node.body[ast.get_docstring(node) is not None :]
+    return code_of("\n".join(source.split("\n")[body[0].lineno - 1 : node.end_lineno]))
 
 
 def runs_of(lines, length):
@@ -44,7 +54,7 @@ def solutions_in(texts):
     for chapter, those in exercises.EXERCISES.items():
         source = exercises.solution(chapter)
         for name in (name for exercise in those for name in exercise.functions):
-            lines = bundle.code_of(source, holes.find(holes.parsed(source), name))
+            lines = body_of(source, name)
             if tuple(lines) in runs_of(there.get(f"{chapter}.py", []), len(lines)):
                 quoted.append((chapter, name))
             for run in runs_of(lines, min(RUN, len(lines))):
@@ -92,7 +102,7 @@ def test_it_has_what_it_imports_and_no_more(texts):
 def test_each_exercise_can_be_tried_while_all_others_are_open(texts, chapter, number):
     [exercise] = [one for one in exercises.EXERCISES[chapter] if one.number == number]
     solution = exercises.solution(chapter)
-    text = holes.graft(texts[f"{chapter}.py"], solution, exercise.functions).source
+    text = holes.paste(texts[f"{chapter}.py"], solution, exercise.functions).source
     values = [check for check in exercise.checks if not checks.is_run(check)]
     outcomes = [checks.outcome(chapter, text, solution, check) for check in values]
     assert any(outcome.right for outcome in outcomes)
@@ -133,7 +143,7 @@ def test_no_course_and_no_bundle_is_written_over_by_accident(tmp_path, capsys, m
     for words, works in ([f"--out={tmp_path}"], "--force"), ([f"--out={ROOT}", "--force"],
                                                              "--out bundle"):
         with pytest.raises(SystemExit) as leaving:
-            bundle.main(words)
+            command.main(words)
         assert leaving.value.code == 2 and f"{works} would work" in capsys.readouterr().err
-    assert written == [] and bundle.main([f"--out={tmp_path}", "--force"]) == 0
+    assert written == [] and command.main([f"--out={tmp_path}", "--force"]) == 0
     assert written == [tmp_path]

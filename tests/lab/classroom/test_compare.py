@@ -1,13 +1,15 @@
 """Values of students' functions: how they come back, what is equal, and what is said if not."""
 
+import io
 from typing import NamedTuple
 
 import pytest
 import torch
 
 from common import PRESETS
-from lab.classroom import plain
-from lab.classroom.compare import compare, neighbours
+from lab.classroom import values
+from lab.classroom.compare import compare
+from lab.classroom.values import simplified
 
 
 class Pair(NamedTuple):
@@ -26,11 +28,11 @@ MINUS_INF = torch.where(ROWS > 1, X, -torch.inf)
 def test_what_is_equal():
     for value in (float("nan"), True, None, "ring", (1, [2.0, None]), {"sent": (1, 2.0)},
                   slice(2, 4), PRESETS["tiny"], Pair(1, X), MINUS_INF, torch.empty(0, 3)):
-        assert compare(value, value) is None, value
+        assert compare(simplified(value), simplified(value)) is None, value
     for found, right in [
             (6, 6.0), ([1, 2], (1, 2)), (1 / 3, 1 / 3 + 1e-12), (X + 1e-11, X),
             (X.float(), (X + 1e-6).float()), (range(3), [0, 1, 2]), ((1, X), Pair(1, X))]:
-        assert compare(found, right) is None, (found, right)
+        assert compare(simplified(found), simplified(right)) is None, (found, right)
 
 
 @pytest.mark.parametrize(("found", "right", "says"), [
@@ -46,7 +48,7 @@ def test_what_is_equal():
     (X[:, :6].t(), X[:, :6], "dimensions 0 and 1, which are swapped"),
 ])
 def test_what_is_not_equal(found, right, says):
-    assert says in compare(found, right)
+    assert says in compare(simplified(found), simplified(right))
 
 
 @pytest.mark.parametrize(("found", "says"), [
@@ -55,7 +57,6 @@ def test_what_is_not_equal(found, right, says):
     (torch.cat([X[:, :3], X[:, 3:5] + 1, X[:, 5:]], 1), "[:, 3:5] and right elsewhere: there it "
                                                         "has 1 added to every number"),
     ((ROWS + 1) * X, "every row multiplied by a number of its own, 2 to 7"),
-    (X.flip(1), "in reverse along dimension 1"), (X.roll(2, 0), "shifted by 2 along dimension 0"),
     (X.t(), "has shape (8, 6), and should have (6, 8)"),
     (X.float(), "is in torch.float32, and should be in torch.float64"),
     (X.masked_fill(X > 1, torch.inf), "infinite in 7 of 48 numbers"),
@@ -72,17 +73,6 @@ def test_no_cause_is_told_that_may_be_chance():
     assert "differs by up to 4.5" in compare(noise, X.float())
 
 
-@pytest.mark.parametrize(("shift", "says"), [
-    (0, {None}), (1, {"dx is what the next rank should have; all else is right"}),
-    (2, {f"dx is what rank {rank} should have; all else is right" for rank in range(4)})])
-def test_what_another_rank_should_have_is_recognised(shift, says):
-    values = [{"dx": x, "ranks": 4} for x in random(4, 2, 3)]
-    assert says == {compare(values[(rank + shift) % 4], values[rank], neighbours(values, rank))
-                    for rank in range(4)}
-    one, three = torch.tensor(1.0), torch.tensor(3.0)  # a number may be another's by chance
-    assert "should have" not in compare(three, one, neighbours([one, three], 0))
-
-
 # ------------------------------------------------------------- values between processes
 
 def test_values_come_back_as_they_are():
@@ -91,20 +81,27 @@ def test_values_come_back_as_they_are():
                x[0].bfloat16()]
     value = {"a": [1, 2.5, None, True, "x", float("inf"), torch.bfloat16, slice(1, None)],
              3: tensors}
-    found = plain.unpack(plain.pack(value))
-    assert found.keys() == value.keys() and found["a"] == value["a"]
+    found = values.unpack(values.pack(value))
+    assert found.keys() == value.keys()
+    assert found["a"] == [*value["a"][:-1], "slice(1, None, None)"]
     for mine, theirs in zip(found[3], tensors, strict=True):
         assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
-    assert plain.unpack(plain.pack([range(3), x.sum().numpy()[()]])) == [[0, 1, 2], x.sum().item()]
-    [record, other] = plain.unpack(plain.pack([Pair(1, 2), {1, 2}]))
-    assert type(record).__name__ == "Pair" and record._fields == Pair._fields
-    assert record == (1, 2) and other == plain.Other("set", "{1, 2}")
+    assert values.unpack(values.pack([range(3), x.sum().numpy()[()]])) == [
+        [0, 1, 2], x.sum().item()]
+    [record, other] = values.unpack(values.pack([Pair(1, 2), {1, 2}]))
+    assert record == {"first": 1, "second": 2} and other == "{1, 2}"
 
 
-def test_what_nobody_has_packed_is_unreadable():
-    for text in (b"", b"x", b"[", b"[" * 10**6, b"1" * 5000, b"[]", b"[[]]", b'["eval", "1"]',
-                 b'["tensor", "float64", [9]]', b'["tensor", "float64", [-1]]',
-                 b'["tensor", "float64", [1e9]]', b'["tensor", "nn", [0]]', b'["record", "x"',
-                 b'["dict", [["list"], 1]]', b'["dtype", "load"]'):
-        with pytest.raises(plain.Unreadable):
-            plain.unpack(len(text).to_bytes(8, "big") + text)
+class Harmful:
+    def __reduce__(self):
+        return print, ("this was run",)
+
+
+def test_what_nobody_has_packed_is_unreadable(capsys):
+    """And nothing of it is run."""
+    file = io.BytesIO()
+    torch.save(Harmful(), file)
+    for data in (b"", b"x", b"[" * 10**6, values.pack([X])[:-50], file.getvalue()):
+        with pytest.raises(values.Unreadable):
+            values.unpack(data)
+    assert "this was run" not in capsys.readouterr().out

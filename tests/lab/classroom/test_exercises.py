@@ -8,6 +8,7 @@ import re
 import pytest
 
 from lab import chapters
+from lab import exercises as command
 from lab.classroom import exercises, holes
 from lab.classroom.exercise import Run, read
 from lab.classroom.exercises import EXERCISES
@@ -77,7 +78,7 @@ def test_a_chapter_with_holes(chapter):
     """It parses. With the solution's functions it is the chapter; and a level has its own holes."""
     source, holed = exercises.solution(chapter), exercises.with_holes(chapter)
     names = [name for exercise in EXERCISES[chapter] for name in exercise.functions]
-    pasted = holes.graft(holed, source, names).source
+    pasted = holes.paste(holed, source, names).source
     assert ast.dump(ast.parse(pasted)) == ast.dump(ast.parse(source))
     tree = ast.parse(exercises.with_holes(chapter, level=1))
     for exercise in EXERCISES[chapter]:
@@ -98,25 +99,25 @@ def test_a_file_that_somebody_has_changed_is_only_written_over_by_force(tmp_path
                                                                          capsys):
     folder = tmp_path / "new" / "exercises"
     write = [f"--write={folder}"]
-    assert exercises.main(write) == 0
+    assert command.main(write) == 0
     mine, other = folder / "04_tensor_parallel.py", folder / "kernels" / "elu.py"
     assert mine.read_text() == exercises.with_holes("04_tensor_parallel")
 
     mine.write_text("mine")
     capsys.readouterr()
-    assert exercises.main([*write, "--level=1"]) == 0  # the other one: of that level
+    assert command.main([*write, "--level=1"]) == 0  # the other one: of that level
     output = capsys.readouterr().out
     assert str(mine) in output and "--force" in output and mine.read_text() == "mine"
     assert other.read_text() == exercises.with_holes("kernels/elu", level=1)
 
-    assert exercises.main([*write, "--force"]) == 0
+    assert command.main([*write, "--force"]) == 0
     assert mine.read_text() == exercises.with_holes("04_tensor_parallel")
 
 
 def test_questions_and_hints(capsys):
     [first, *_] = EXERCISES["04_tensor_parallel"]
     for count in range(3):
-        assert exercises.main([first.number, *[f"--hint={count}"] * (count > 0)]) == 0
+        assert command.main([first.number, *[f"--hint={count}"] * (count > 0)]) == 0
         words = " ".join(capsys.readouterr().out.split())
         shown = [first.question, *first.hints]
         assert [" ".join(text.split()) in words for text in shown] == [
@@ -131,6 +132,6 @@ def test_what_is_refused(words, named, works, tmp_path, two_chapters, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder/04_tensor_parallel.py").mkdir(parents=True)
     with pytest.raises(SystemExit) as leaving:
-        exercises.main(words)
+        command.main(words)
     [line] = capsys.readouterr().err.splitlines()
     assert leaving.value.code == 2 and named in line and f"{works} would work" in line

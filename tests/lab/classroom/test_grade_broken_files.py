@@ -1,61 +1,19 @@
 """What the grader says of a file that is broken."""
 
 import os
-import re
 
 import pytest
 
 from lab.classroom import exercises, grading, holes, students
-from tests.lab.classroom.two_exercises import (
-    CHAPTER,
-    SOLUTION,
-    SUM,
-    file_of,
-    written,
-)
-
-BROKEN = '''import math
+from tests.lab.classroom.two_exercises import CHAPTER, SOLUTION, SUM, file_of, written
 
 
-def one(x):
-    return x
-
-
-class Two:
-    """Of three."""
-
-    @staticmethod
-    def three(x):
-        return {}
-
-    def four(self):
-        return 4
-
-
-def five():
-    return 5
-'''
-
-
-@pytest.mark.parametrize(("wrong", "name", "line"), [
-    ("x +", "Two.three", 13), ("'''x", "Two.three", 13), ("x\n      y", "Two.three", 14),
-    ("x\n\n    def more(self):", "Two.more", 17), ("x\n\n    nonlocal x", "Two", 15),
-], ids=["end", "text", "indent", "def", "class"])
-def test_a_function_that_is_no_python_does_not_sink_the_others(wrong, name, line):
-    source = BROKEN.format(wrong)
-    text, tree, faults = students.without_faults(source)
-    assert list(faults) == [name] and re.match(f"line {line}: ", faults[name]), faults
-    assert holes.find(tree, "one") and holes.find(tree, "five")
-    assert bool(holes.find(tree, "Two.four")) == (name != "Two")
-    assert text.count("\n") == source.count("\n")  # so that lines keep their numbers
-
-
-def test_what_is_wrong_outside_of_functions_is_wrong_with_the_file():
+def test_a_file_that_is_no_python_is_named_with_its_line():
     for text, words in {"return 1\n": "line 1: ", "x = = 1\n": "line 1: ",
                         "def f():\n    pass\n\nx = (\n": "line 4: ",
-                        BROKEN.format("x\x00"): "null bytes"}.items():
+                        "def f():\n    return '\x00'\n": "null bytes"}.items():
         with pytest.raises(students.Unreadable, match=words):
-            students.without_faults(text)
+            students.parse(text)
 
 
 def test_files_that_are_missing_or_no_text_cost_a_line(tmp_path, short_table, no_runs):
@@ -87,5 +45,5 @@ def test_functions_that_are_missing_or_not_begun_are_named(tmp_path, short_table
         ("·", "not begun: 04.7")]
     both = SUM._replace(names="SumOut.forward SumOut.backward")
     text = holes.cut(SOLUTION, "SumOut.backward", "?", "?")
-    said = grading.grade_exercise(both, file_of(text))
-    assert said == (grading.OPEN, "not begun: SumOut.backward")
+    assert grading.grade_exercise(both, file_of(text)) == (
+        grading.OPEN, "not begun: SumOut.backward")

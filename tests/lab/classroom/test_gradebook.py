@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from lab.classroom import exercises, grade, gradebook, holes
+from lab import grade
+from lab.classroom import exercises, gradebook, holes
 from lab.classroom.gradebook import Student
 from lab.classroom.grading import OPEN, RIGHT, WRONG, Result
 from tests.lab.classroom.two_exercises import CHAPTER, PAYS, SOLUTION, SUM, instead, written
@@ -15,9 +16,8 @@ from tests.lab.classroom.two_exercises import CHAPTER, PAYS, SOLUTION, SUM, inst
 TWO = {CHAPTER: [SUM, PAYS]}
 
 
-def result(number, mark, words="", points=1, share=None, what="?", exercises=1):
-    share = mark == RIGHT if share is None else share
-    return Result(number, what, mark, words, points, 0.5, exercises, share)
+def result(number, mark, words="", points=1, what="?", exercises=1):
+    return Result(number, what, mark, words, points, 0.5, exercises)
 
 
 # -------------------------------------------------------------------------------- the command line
@@ -30,10 +30,7 @@ def test_a_class_is_graded_in_one_command(tmp_path, short_table, no_runs, capsys
     for folder in (".git", "cy"):
         (tmp_path / "class" / folder).mkdir()
     files = [tmp_path / "new" / f"results.{suffix}" for suffix in ("csv", "json")]
-    predicted = tmp_path / "predicted.json"
-    predicted.write_text('[{"student": "Ada", "chapter": "04", "seed": 1, "right": 4, "of": 5}]')
-    status = grade.main([str(tmp_path / "class"), f"--csv={files[0]}", f"--json={files[1]}",
-                         f"--predictions={predicted}"])
+    status = grade.main([str(tmp_path / "class"), f"--csv={files[0]}", f"--json={files[1]}"])
     output, errors = capsys.readouterr()
     assert (status, errors) == (1, "")
     parts = output.strip().split("\n\n")
@@ -44,14 +41,15 @@ def test_a_class_is_graded_in_one_command(tmp_path, short_table, no_runs, capsys
 
     head, *lines = csv.reader(io.StringIO(files[0].read_text()))
     assert head == ["student", "04.2 SumOut.backward", "04.7 who pays", "04 the whole chapter",
-                    "total", "of", "04 predicted"]
+                    "total", "of"]
     assert lines[0][:6] == [f"'{odd}", "0", "0", "0", "0", "4"]
-    assert lines[1:] == [["ada", "1", "2", "1", "4", "4", "0.8"],
-                         ["cy", *["not submitted"] * 3, "0", "4", ""]]
-    bob, ada, _ = json.loads(files[1].read_text())["students"]
-    assert (ada["student"], ada["total"], ada["of"]) == ("ada", 4, 4)
-    assert bob["exercises"][1] == {"number": "04.7", "what": "who pays", "score": 0, "of": 2,
-                                   "status": "wrong", "words": "it is not the solution"}
+    assert lines[1:] == [["ada", "1", "2", "1", "4", "4"],
+                         ["cy", *["not submitted"] * 3, "0", "4"]]
+    by_name = json.loads(files[1].read_text())
+    assert [*by_name] == [odd, "ada", "cy"] and "4 of 4 points" in by_name["ada"]["output"]
+    assert by_name[odd]["tests"][1] == {
+        "name": "04.7 who pays", "score": 0, "max_score": 2, "status": "failed",
+        "output": "it is not the solution", "visibility": "visible"}
 
 
 def test_one_student_exercise_and_level(tmp_path, short_table, no_runs, capsys):
@@ -82,7 +80,7 @@ def test_in_a_copy_of_the_course_its_own_chapters_are_not_what_is_graded(
 
 @pytest.mark.parametrize(("words", "named", "works"), [
     (["empty"], "FOLDER 'empty'", "--write empty"),
-    ([f"ours/{CHAPTER}.py"], f"FOLDER 'ours/{CHAPTER}.py'", "ours"),
+    ([f"ours/{CHAPTER}.py"], f"FOLDER 'ours/{CHAPTER}.py'", "exercises/"),
     (["ours", "04.99"], "EXERCISE '04.99'", "04.7 in place of 04.99"),
     (["ours", "04.7", "--level=1"], "--level 1", "without --level")])
 def test_what_is_refused(words, named, works, tmp_path, short_table, monkeypatch, capsys):
@@ -96,29 +94,18 @@ def test_what_is_refused(words, named, works, tmp_path, short_table, monkeypatch
     assert named in line and works in line
 
 
-def test_predictions_that_nobody_has_marked_are_refused(tmp_path):
-    entry = {"student": "ada", "chapter": "04", "right": 4, "of": 5}
-    odd = [{"right": 6}, {"right": "4"}, {"student": 7}, {"chapter": ["04"]}]
-    for text in ("", "null", "[]", '[{"student": "ada"}]', "[" * 10**5,
-                 *(json.dumps([entry | one]) for one in odd)):
-        (tmp_path / "marked.json").write_text(text)
-        with pytest.raises(exercises.Refused, match="is no JSON of marked predictions"):
-            gradebook.predictions(tmp_path / "marked.json")
-
-
 # ----------------------------------------------------------------------------------------- reports
 
 def csv_of(students, chosen):
     return list(csv.reader(io.StringIO(gradebook.as_csv(students, chosen))))
 
 
-def test_points_in_part_are_shown_wherever_points_are(short_table):
-    student = Student("ada", [result("04.2", WRONG, "no sum", points=3, share=0.5),
+def test_gradescope_reads_one_student():
+    student = Student("ada", [result("04.2", WRONG, "no sum", points=3),
                               result("04.7", RIGHT, points=2)])
-    assert csv_of([student], TWO)[1] == ["ada", "1.5", "2", "0", "3.5", "5"]
     of_gradescope = json.loads(gradebook.as_json([student]))
-    assert "3.5 of 5 points" in of_gradescope["output"] and of_gradescope["tests"][0] == (
-        {"name": "04.2 ?", "score": 1.5, "max_score": 3, "status": "failed", "output": "no sum",
+    assert "2 of 5 points" in of_gradescope["output"] and of_gradescope["tests"][0] == (
+        {"name": "04.2 ?", "score": 0, "max_score": 3, "status": "failed", "output": "no sum",
          "visibility": "visible"})
 
 

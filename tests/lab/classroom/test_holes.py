@@ -61,12 +61,10 @@ def test_every_function_can_be_cut_and_grafted_back(path):
     tree = ast.parse(holed)
     assert names == [name for name in functions(tree) if holes.is_hole(holes.find(tree, name))]
 
-    back = holes.graft(holed, source, names)
+    back = holes.paste(holed, source, names)
     tree, ours = ast.parse(back.source), ast.parse(source)
-    assert ast.dump(tree) == ast.dump(ours) and len(back.shifts) == len(names)
-    for name in names:
-        line = holes.find(tree, name).end_lineno
-        assert back.line_of_student(line) == holes.find(ours, name).end_lineno, name
+    assert ast.dump(tree) == ast.dump(ours)
+    assert not any(back.line_before(holes.find(tree, name).end_lineno) for name in names)
 
 
 def test_a_hole_keeps_signature_docstring_and_shapes_and_nothing_of_the_answer():
@@ -89,42 +87,27 @@ def test_a_hole():
         assert holes.is_hole(node) == is_hole, body
 
 
-def test_helpers_and_imports_come_along_behind_what_they_follow_in_the_students_file():
-    student = '''import math, torch
-from torch import nn as layers, nn
-
-SIZE = 5                                # known: stays with the solution
-LIMIT = 9
-print("no definition")
+def test_what_is_not_pasted_stays_as_the_student_wrote_it_and_knows_its_line():
+    student = '''import math
+from torch import nn
 
 def helper(x):
-  return x * LIMIT
+  return x * math.pi
 
 class Block(nn.Module):
-  @staticmethod
-  def forward(x, y):
-    text = """
-not indented
-"""
+    @staticmethod
+    def forward(x, y):
+        return helper(x)
 
-    return helper(x)
-
-  def added(self):
-    pass
-
-class Other(Block):
-    pass
+def double(x):
+    raise NotImplementedError
+# The end.
 '''
-    graft = holes.graft(SOLUTION, student, ["Block.forward"])
-    pieces = ("import math\n", "from torch import nn as layers\n", "SIZE = 4\n", "LIMIT = 9\n",
-              "  return x * LIMIT\n", "class Block(nn.Module):\n", "        super().__init__()\n",
-              '"""\nnot indented\n"""', "return helper(x)\n", "def added(self):\n",
-              "class Other(Block):\n", "def last():\n")
-    places = [graft.source.find(piece) for piece in pieces]
-    assert -1 not in places and places == sorted(places) and ast.parse(graft.source)
-    assert not any(text in graft.source for text in ("SIZE = 5", "no definition", "double(x) + y"))
-    theirs, lines = student.split("\n"), graft.source.split("\n")
-    found = {line: graft.line_of_student(line) for line in range(1, len(lines) + 1)}
-    for text in ("LIMIT = 9", "  return x * LIMIT", "not indented", "class Other(Block):"):
-        assert found[lines.index(text) + 1] == theirs.index(text) + 1
-    assert found[1] is None and found[len(lines) - 2] is None
+    pasted = holes.paste(student, SOLUTION, ["double", "last"])  # it has no `last`
+    theirs, lines = student.split("\n"), pasted.source.split("\n")
+    assert ast.parse(pasted.source) and "return 2 * x" in pasted.source
+    assert "raise" not in pasted.source and "def last" not in pasted.source
+    for number, line in enumerate(lines, start=1):
+        before = pasted.line_before(number)
+        assert theirs[before - 1] == line if before else line in SOLUTION.split("\n")
+    assert pasted.line_before(lines.index("# The end.") + 1) == theirs.index("# The end.") + 1

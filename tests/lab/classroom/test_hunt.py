@@ -4,7 +4,8 @@ import shlex
 
 import pytest
 
-from lab.museum import hunt, observe
+from lab import hunt
+from lab.museum import observe
 from tests.conftest import ROOT, sample
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -27,17 +28,10 @@ def written(tmp_path):
 def test_a_seed_draws_and_all_exhibits_are_drawn(written):
     path = written("06 --seed 3")
     text = path.read_text()
-    assert hunt.hunt_of(text) == ("06", 3, "easy")
+    assert hunt.hunt_of(text) == ("06", 3)
     for chapter, those in hunt.huntable().items():
         drawn = {hunt.draw(chapter, seed).number for seed in range(200)}
         assert drawn == {exhibit.number for exhibit in those}
-
-
-def test_a_name_draws_a_students_own_seed(written):
-    """The same however the name is typed, and not the same in each chapter."""
-    assert hunt.arguments(["07", "--for=ada lovelace"]).seed != 578758239
-    assert hunt.arguments(["6", "--for=  Ada  LOVELACE"]).seed == 578758239
-    assert hunt.hunt_of(written("06 --for 'ada lovelace'").read_text())[1] == 578758239
 
 
 def test_a_hunt_has_one_bug_and_does_not_tell_which(tmp_path, capsys):
@@ -52,9 +46,8 @@ def test_a_hunt_has_one_bug_and_does_not_tell_which(tmp_path, capsys):
         assert run in said and said.count("--optimizer") == (chapter != "00")
 
 
-def test_a_hard_one_is_not_compared_and_the_story_is_revealed(written, capsys):
-    path, exhibit = written("09 --seed 2 --level hard"), hunt.draw("09", 2)
-    assert capsys.readouterr().out.count("--no-verify") == 1
+def test_the_story_is_revealed(written, capsys):
+    path, exhibit = written("09 --seed 2"), hunt.draw("09", 2)
     assert hunt.main(["--reveal", str(path)]) == 0
     said = capsys.readouterr().out
     assert exhibit.number in said and exhibit.title in said
@@ -63,7 +56,7 @@ def test_a_hard_one_is_not_compared_and_the_story_is_revealed(written, capsys):
 
 def test_what_is_no_hunt_is_neither_graded_nor_revealed_nor_written_over(tmp_path, capsys):
     path = tmp_path / "02_data_parallel.py"
-    for data in (b"\xff\x00", b"# hunt 02 " + b"9" * 5000 + b" easy\n", b"# hunt 77 1 easy\n"):
+    for data in (b"\xff\x00", b"# hunt 02 " + b"9" * 5000 + b"\n", b"# hunt 77 1\n"):
         path.write_bytes(data)
         for flags in (["--grade", str(path)], ["--reveal", str(path)], ["02", f"--out={tmp_path}"]):
             with pytest.raises(SystemExit) as leaving:
@@ -76,7 +69,7 @@ def test_what_is_no_hunt_is_neither_graded_nor_revealed_nor_written_over(tmp_pat
 
 @pytest.mark.parametrize(("flags", "named", "works"), [
     ("12", "CHAPTER 12", "11 in place of 12"),
-    ("02 --for ada --seed 3", "--for ada", "without --for"),
+    ("02 --grade no.py", "one of CHAPTER", "06 alone"), ("''", "one of CHAPTER", "06 alone"),
     ("--grade no.py", "no.py", "python -m lab.hunt 06")])
 def test_a_bad_argument_costs_one_line(monkeypatch, capsys, flags, named, works):
     monkeypatch.chdir(ROOT)
@@ -95,10 +88,8 @@ VALID = "loss_sum(forward(tokens), targets) / valid"
 @pytest.mark.parametrize(("is_mended", "old", "new", "verdict"), sample([
     (True, "", "", hunt.MENDED), (False, "", "", hunt.SAME),
     (True, VALID, "loss_sum(forward(tokens), targets)", hunt.OTHER),
-    (False, "def accumulate(", "def accumulated(", hunt.OTHER),
     (True, "(clip / (norm + 1e-6))", "(2 * clip / norm)", hunt.OTHER),  # in another run
     (False, VALID, f"{VALID} * 1.5", hunt.SAME),  # something else is wrong as well
-    (False, "loss.detach() * len(", "loss.detach() * 2 * len(", hunt.SAME),  # rewritten
 ], 2))
 def test_a_mended_hunt_is_told_from_others(monkeypatch, written, capsys, is_mended, old, new,
                                            verdict):

@@ -1,4 +1,4 @@
-"""Answers that are right, and are not ours; that are right in part; and at home."""
+"""Answers that are right, and are not ours; and at home."""
 
 import pytest
 import torch
@@ -8,12 +8,10 @@ from lab.classroom import checks, exercises, grading, holes
 from tests.conftest import sample
 from tests.faults import EXERCISES as TABLE
 from tests.lab.classroom.two_exercises import (
-    ANSWER,
     CHAPTER,
     ON_RANKS,
     SOLUTION,
     file_of,
-    instead,
 )
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -77,31 +75,7 @@ def test_a_right_answer_of_another_kind_is_right(name, runs):
     assert grading.grade_exercise(exercise, file_of(source, chapter)) == (grading.RIGHT, "")
 
 
-# ------------------------------------------------------------------------ in part, and at home
-
-
-def test_a_method_comes_with_those_that_no_exercise_asks_for():
-    methods = [f"    def {name}(self): return 1\n" for name in "fgh"]
-    solution = "".join(["class A:\n", *methods])
-    tree = holes.parsed(solution + "    def own(self): 1\n\n\nclass B:\n    def k(self): 1\n")
-    names = lambda *these, asked=(): holes.own_methods(solution, tree, these, {*these, *asked})
-    assert names("A.f") == ["A.g", "A.h"] and names("A.f", asked=["A.h"]) == ["A.g"]
-    assert names("A") == names("f") == []
-
-
-@pytest.mark.full
-def test_of_several_functions_each_that_is_right_earns_its_part(monkeypatch):
-    both = ON_RANKS._replace(level=3)
-    monkeypatch.setattr(exercises, "EXERCISES", {CHAPTER: [both]})
-    for text, share, words in [
-            (SOLUTION, 1, ""),
-            (instead(ANSWER, "        return 2 * gradient, None\n"), 0.5,
-             "right alone: SumOut.forward"),
-            (instead(ANSWER, "        return gradient,, None\n"), 0.5, "invalid syntax"),
-            (holes.cut(SOLUTION, "SumOut.backward", "?", "?"), 0.5, "not begun: SumOut.backward")]:
-        monkeypatch.setattr(grading, "read", lambda folder, chapter: file_of(text))  # noqa: B023
-        result, _ = grading.grade(None, {CHAPTER: [both]})
-        assert result.share == share and result.score == 3 * share and words in result.words
+# ------------------------------------------------------------------------------------- at home
 
 
 @pytest.mark.full

@@ -39,7 +39,7 @@ def instead(old, new):
 
 
 def file_of(text, chapter=CHAPTER, folder=None):
-    return students.File(chapter, folder, *students.without_faults(text))
+    return students.File(chapter, folder, text, students.parse(text))
 
 
 def written(folder, text=SOLUTION, chapter=CHAPTER):

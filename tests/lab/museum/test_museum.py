@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 
-from lab import chapters, museum
+from lab import chapters, hunt, museum
 from lab.classroom import checks
 from lab.museum import __main__ as command
-from lab.museum import hunt, observe, published
+from lab.museum import observe, published
 from lab.museum.exhibit import read
 from lab.run.about import as_check
 from tests.conftest import FULL, sample

@@ -15,6 +15,8 @@ from common import DTYPES
 from lab import chapters
 from lab.run import anatomy
 
+SEEDS = 2**31           # a seed is below
+
 # What the letters of the derivations stand for, as the lessons have them.
 LETTERS = {
     "N": "ranks", "t": "ranks", "p": "ranks", "pp": "ranks that share the layers",
@@ -114,7 +116,7 @@ def eight_heads(pick, ranks):
     return shape(pick, dim=pick(64, 128), heads=8, kv_heads=8 if ranks == 4 else pick(4, 8))
 
 
-def questions(name, seed):
+def draw_questions(name, seed):
     """The run that the seed draws for a chapter, and five questions about it."""
     rng, room = random.Random(seed), chapters.rooms_with("predictions")[name[:2]]
     return room.predictions(lambda *options: rng.choice(options))

@@ -1,5 +1,5 @@
-"""A class of about thirty: what students hand in of chapter 04, the points that each deserves for
-two exercises, and what the grader must say. Half of them attack it, or break what it reads."""
+"""A class: what students hand in of chapter 04, the points that each deserves for two exercises,
+and what the grader must say. Half of them attack it, or break what it reads."""
 
 import os
 import sys
@@ -33,14 +33,6 @@ class Student(NamedTuple):
 
 # What the bodies of these functions are; {pids}: a file to note the processes in that are started.
 HOSTILE = {
-    "fifo": (PAYS, """    import os, pathlib, shutil
-    folder = pathlib.Path(__file__).parent
-    if folder.exists():
-        for name in ("0.json", "run.json"):
-            os.mkfifo(folder / name)
-        os.mkdir(folder / "0.stack")
-        shutil.rmtree(folder)
-{right}""", ""),
     "noisy": (PAYS, """    import os, sys, threading, time
     print("noise " * 10000, flush=True)
     print("noise", file=sys.stderr, flush=True)
@@ -48,12 +40,9 @@ HOSTILE = {
     open("noise", "w").write("noise")
     threading.Thread(target=time.sleep, args=(99,)).start()
 {right}""", ""),
-    "daemon": (PAYS, """    import os, signal, time
-    signal.alarm(0)
+    "children": (PAYS, """    import os, time
     if os.fork() == 0:
-        os.setsid()
         if os.fork() == 0:
-            os.environ.clear()
             open("{pids}", "a").write(f"{{os.getpid()}}\\n")
             time.sleep(99)
         os._exit(0)
@@ -75,24 +64,9 @@ HOSTILE = {
     "patched": (PAYS, """    import json, math
     from lab.classroom import compare
     math.isclose = torch.allclose = torch.equal = lambda *args, **more: True
-    compare.compare = compare.of_numbers = lambda *args: None
+    compare.compare = compare.differences = lambda *args: None
     return 7""", "should"),
-    "thief": (PAYS, """    import pathlib, sys
-    found = [path for path in pathlib.Path().iterdir() if path.name != "04_tensor_parallel.py"]
-    found += [name for name in sys.modules if name == "solution"]
-    frame = sys._getframe(2)
-    while frame:
-        found += [name for name, value in frame.f_locals.items() if "return 1 + 8 * " in str(value)]
-        frame = frame.f_back
-    raise ArithmeticError(f"nothing is found: {{found}}")""", "nothing is found: []"),
-    "empty": (SUM, """        from lab.run import report
-        report.Run.as_json = lambda run: {{}}
-        return 2 * gradient, None
-""", "the run's JSON is not there, or not as"),
 }
-BROKEN = {"rot13": "# coding: rot13\n" + SOLUTION, "deep": "x = " + "-" * 50_000 + "1\n" + SOLUTION}
-
-
 WAITS = """        if dist.get_rank() == 1:
             dist.barrier()
 """
@@ -125,10 +99,10 @@ def unfinished():
 
 
 def wrong():
-    """One isn't Python, and one waits forever."""
+    """One isn't Python, which costs the whole file, and one waits forever."""
     none = ALL | {"04.2": 0}
-    return {"broken": Student(instead(ANSWER, "        return gradient,, None\n"), none,
-                              says=("04.2", "invalid syntax")),
+    return {"broken": Student(instead(ANSWER, "        return gradient,, None\n"), NOTHING,
+                              says=("04", "invalid syntax")),
             "waits": Student(instead(ANSWER, WAITS + ANSWER), none,
                              says=("04.2", "rank 1 waits in barrier"))}
 
@@ -140,7 +114,7 @@ def hostile(pids):
         text = instead(LINES[exercise], body.format(pids=pids, right=RIGHT))
         points = ALL | ({exercise.number: 0} if says else {})
         found[name] = Student(text, points, says=(exercise.number, says) if says else ())
-    return found | {name: Student(text, NOTHING) for name, text in BROKEN.items()}
+    return found | {"rot13": Student(f"# coding: rot13\n{SOLUTION}", NOTHING)}
 
 
 def students(pids):

@@ -5,16 +5,14 @@ import json
 
 import pytest
 
-from lab.classroom import exercises, grade, gradebook
+from lab import grade
+from lab.classroom import exercises, gradebook
 from lab.run.refusals import one_line
-from tests.conftest import FULL
 from tests.lab.classroom.two_exercises import CHAPTER, PAYS, SUM, all_end
-from tests.support import class_of_thirty
-from tests.support.class_of_thirty import ALL, ODD
+from tests.support import a_class
+from tests.support.a_class import ALL
 
 pytestmark = pytest.mark.usefixtures("warm")
-DAILY = ("=cmd|' (ours)", ODD, "two times", "one of two", "no file", "broken", "waits", "noisy",
-         "daemon", "believed", "patched", "thief", "rot13")
 
 
 def assert_fair(students, found, said):
@@ -36,10 +34,8 @@ def assert_fair(students, found, said):
 def test_a_class_gets_what_it_deserves(tmp_path, monkeypatch, capfd):
     table = {CHAPTER: [SUM, PAYS, PAYS._replace(number="04.9")]}  # so the whole isn't graded
     monkeypatch.setattr(exercises, "EXERCISES", table)
-    students = class_of_thirty.students(tmp_path / "pids")
-    if not FULL:
-        students = {name: students[name] for name in DAILY}
-    class_of_thirty.write(students, tmp_path / "class")
+    students = a_class.students(tmp_path / "pids")
+    a_class.write(students, tmp_path / "class")
     files = tmp_path / "grades.csv", tmp_path / "results.json"
     assert grade.main([str(tmp_path / "class"), *ALL, f"--csv={files[0]}",
                        f"--json={files[1]}"]) == 1
@@ -47,7 +43,7 @@ def test_a_class_gets_what_it_deserves(tmp_path, monkeypatch, capfd):
     assert errors == "" and "noise" not in output and output.replace("\n", "").isprintable()
     with files[0].open(encoding="utf-8", newline="") as lines:
         points = {line["student"]: line for line in csv.DictReader(lines)}
-    words = {student["student"]: {one["number"]: one["words"] for one in student["exercises"]}
-             for student in json.loads(files[1].read_text())["students"]}
+    words = {name: {one["name"].split()[0]: one["output"] for one in student["tests"]}
+             for name, student in json.loads(files[1].read_text()).items()}
     assert_fair(students, points, words)
     assert all_end(tmp_path / "pids")
