@@ -89,10 +89,6 @@ scaling: $(READY)  ## 3 minutes: tokens/s over ranks, and overlap, beside predic
 figures: $(READY)  ## 5 minutes: draw figures/ anew (ONLY="02 06")
 	@$(PYTHON) -m lab.tour --figures $(ONLY)
 
-PORT ?= 8000
-page: $(SITE)  ## the course in a browser, from this machine alone (PORT=8000)
-	@$(PYTHON) -m lab.site --port "$(PORT)"
-
 # A Python that browsers run. npm checks what it fetches; without npm, the site stores answers alone.
 PYODIDE := .venv/pyodide-0.29.5.tgz
 $(PYODIDE):
@@ -100,8 +96,12 @@ $(PYODIDE):
 	@npm pack --silent --pack-destination .venv pyodide@0.29.5 >/dev/null || \
 		echo "make: npm has fetched no Pyodide" >&2
 
-site: $(SITE) $(PYODIDE)  ## the same as files, which compute in the browser (OUT=folder)
-	@$(PYTHON) -m lab.site --out "$(or $(OUT),site)"
+WRITE_SITE = $(PYTHON) -m lab.site --out "$(or $(OUT),site)"
+site: $(SITE) $(PYODIDE)  ## write the course as a site, which computes in the browser (OUT=folder)
+	@$(WRITE_SITE)
+
+page: $(SITE) $(PYODIDE)  ## the same, and open it: served to this machine alone (PORT=8000)
+	@$(WRITE_SITE) --port "$(or $(PORT),8000)"
 
 # Playwright drives the Chromium that is installed (Debian: apt install chromium), and brings none.
 browser: $(TESTED) $(BROWSER) $(PYODIDE)

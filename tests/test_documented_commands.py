@@ -118,14 +118,3 @@ def test_commands_are_there_and_take_their_flags(folder, monkeypatch):
             else:
                 assert line.split()[0] in OTHERS, line
     assert not faults, "\n".join(faults)
-
-
-def test_a_command_that_is_wrong_is_seen(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    for line in (
-        "make no-such", "make quick SPEED=2", "python -m lab.no_such --seed 1",
-        "python 12_no.py --a", "python 10_planner.py --gpus 0", "python -m lab.predict 99",
-        "torchrun --nproc_per_node=4 02_data_parallel.py --no-such",
-        "torchrun --nproc_per_node=3 --standalone 04_tensor_parallel.py",
-    ):
-        assert fault(line, folder), line

@@ -1,10 +1,13 @@
-"""The course in a browser, made from the files themselves: `python -m lab.site`.
+"""The course as a site, made from the files themselves: `python -m lab.site`.
 
+    build       writes all of it to a folder, which any server of files can serve
+    pages       the pages that are read: chapters, the front page, what search looks through
+    source      a file in pieces: a function, its docstring, its lines with links
     prose       a docstring as HTML
-    source      a file in pieces: a function, what is said of it, its lines with links
-    reading     pages that are read: chapters, the front page, what search looks through
-    tables      the five texts: what does not hold, and where they differ
-    answers     what the pages that compute ask: the planner's, the schedules', the ring's functions
-    server      on 127.0.0.1; or all of it as files
-    files/      templates (Jinja, which torch brings along), style, and scripts without a library
+    markdown    the pages of pages/ as HTML
+    texts       the five texts: what does not hold, and where they differ
+    tools       what plays in a lesson, or on a page of its own
+    answers     what the tools ask: plans, schedules, rings, collectives, cuts, memory, rooflines
+    in_browser  the same answers in the reader's browser, by a Python that browsers run
+    files/      templates (Jinja), style, and scripts without a library
 """

@@ -1,62 +1,56 @@
-"""The course in a browser: read beside its code, and play with layouts and schedules.
+"""The course as a site: read beside its code, and play with layouts and schedules.
 
-    python -m lab.site [--port 8000]    on this machine alone, until Ctrl-C; it prints its address
-    python -m lab.site --out site       as files, for whatever serves files, or for a double click
+    python -m lab.site --out site       write it to this folder, for any server of files
+    python -m lab.site --port 8000      and serve it to this machine, until Ctrl-C
 
-What is shown is made from the files as they are: save a chapter, and load its page again. Numbers
-of runs come from runs/, which `make tour` fills.
+It is made from the files as they are: run it again after you have changed one.
 """
 
+import contextlib
+import functools
+import http.server
 import sys
-import threading
 
-from common import Refused
 from lab.run import commands, refusals
 
 
 def parse(argv):
     parser = commands.Parser("-m lab.site", description=__doc__)
-    parser.add_argument("--port", type=commands.number(int, 0, 65536, 8000), default=8000,
-                        help="default: 8000; 0: any that is free")
-    parser.add_argument("--out", type=commands.output("site"), help="write files to this folder")
+    parser.add_argument("--out", type=commands.output("site"), default="site",
+                        help="the folder to write to; default: site")
+    parser.add_argument("--port", type=commands.number(int, 0, 65536, 8000),
+                        help="serve the folder on this port; 0: any that is free")
     return parser.parse_args(argv)
 
 
-def listen(port):
-    from lab.site.server import Server
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *words):                      # a terminal has better things to show
+        pass
 
+
+def listen(folder, port):
+    """A server of the folder, which no other machine reaches."""
+    handler = functools.partial(Handler, directory=folder)
     try:
-        return Server(port)
+        return http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError as error:
-        raise Refused(f"--port {port}: {error.strerror}", "--port 0") from None
+        refusals.fail(f"--port {port}: {error.strerror}; --port 0 would work")
 
 
-def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    args = refusals.accepted(parse, argv, alone=True)
-    if args.out:
-        from lab.site import plans
-        from lab.site.export import write
+def main():
+    args = refusals.accepted(parse, sys.argv[1:], alone=True)
+    server = None if args.port is None else listen(args.out, args.port)
+    from lab.site import build
 
-        plans.SECONDS = 600                             # no reader waits for these searches
-        count, why = write(args.out)
-        if why:
-            print(f"no Python for the browser, so that only what is stored is answered: {why}")
-        print(f"{count} files in {args.out}; open {args.out / 'index.html'}")
-        return 0
-    try:
-        server = listen(args.port)
-    except Refused as refused:
-        refusals.fail(f"{refused.args[0]}; {refused.args[1]} would work")
-    print(f"the course is at {server.address} (on this machine alone; Ctrl-C ends it)", flush=True)
-    from lab.site import answers
-
-    threading.Thread(target=answers.warm_up, daemon=True).start()
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:                           # its usual end
-        print()
-    return 0
+    count, problem = build.write(args.out)
+    if problem:
+        print(f"no Python for the browser, so tools offer only what is stored: {problem}")
+    print(f"{count} files in {args.out}; open {args.out / 'index.html'}")
+    if server:
+        print(f"the course is at http://127.0.0.1:{server.server_port}/ (Ctrl-C ends it)",
+              flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The pages of pages/ and the few files beside it that are Markdown, as HTML."""
+"""The pages of pages/, and the few files beside it that are Markdown, as HTML."""
 
 import posixpath
 import re
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 from markdown_it import MarkdownIt
@@ -18,13 +18,12 @@ GROUPS = {              # the contents: a page by its path from pages/
                "sources.md", "results.md", "../benchmarks/RESULTS.md", "../CONTRIBUTING.md"),
     "The course": ("course.md", "classroom.md", "midterm.md", "notation.md"),
     "For teachers": ("teacher/class.md", "teacher/grading.md", "teacher/answers.md")}
-BESIDE = [path for those in GROUPS.values() for path in those if path.startswith("../")]
 TITLES = {"../README.md": "Start here"}         # else its first headline
 IMAGE = re.compile(r'<p><img src="([^"]*)" alt="([^"]*)" /></p>')
 
 
 class Section(NamedTuple):
-    anchor: str             # "": what stands above the first headline
+    anchor: str             # "": what is above the first headline
     title: str
     html: str
     text: str               # as it is written
@@ -35,7 +34,6 @@ class Written(NamedTuple):
 
     path: str
     title: str
-    for_teachers: bool
     text: str
 
     @property
@@ -51,64 +49,69 @@ class Written(NamedTuple):
         """Its title in the contents."""
         return self.title.split(":")[0]
 
+    @property
+    def is_for_teachers(self):
+        return self.path.startswith("teacher/")
 
-def pages(folder=FOLDER):
-    """{path: Written} of all, in the order of the contents; what is not in them comes last."""
-    there = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.md"))}
-    there |= {name: folder / name for name in BESIDE if (folder / name).exists()}
-    order = [path for those in GROUPS.values() for path in those]
+
+def read_page(path, folder=FOLDER):
+    text = (folder / path).read_text(encoding="utf-8")
+    headline = re.search(r"^# (.+)$", text, re.MULTILINE)
+    return Written(path, TITLES.get(path) or headline[1], text)
+
+
+@cache
+def grouped():
+    """{group of the contents: its pages}."""
+    return {group: [read_page(path) for path in paths if (FOLDER / path).exists()]
+            for group, paths in GROUPS.items()}
+
+
+def pages():
+    """{path: Written}, in the order of the contents."""
+    return {page.path: page for group in grouped().values() for page in group}
+
+
+@cache
+def captions():
+    """{figure: what the page that shows it says of it}."""
+    image = re.compile(r"!\[([^\]]*)\]\((?:\.\./)*figures/(\w+)\.png\)")
     found = {}
-    for name in sorted(there, key=lambda name: order.index(name) if name in order else len(order)):
-        text = there[name].read_text(encoding="utf-8")
-        title = TITLES.get(name) or re.search(r"^# (.+)$", text, re.MULTILINE)[1]
-        found[name] = Written(name, title, name.startswith("teacher/"), text)
+    for page in pages().values():
+        found |= {file: caption for caption, file in image.findall(page.text)}
     return found
 
 
-def grouped():
-    """{group of the contents: its pages}."""
-    there = pages()
-    groups = {group: [there[path] for path in those if path in there]
-              for group, those in GROUPS.items()}
-    return {group: those for group, those in groups.items() if those}
-
-
 def anchor_of(title):
-    """Of a headline, as GitHub makes it: "1. A ring, counted" to 1-a-ring-counted."""
+    """The anchor that GitHub gives a headline: "1. A ring, counted" has 1-a-ring-counted."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-
-
-def linked_files(text):
-    """The files beside pages/ that a page links to or shows, from the root: "figures/fp8.png"."""
-    return [re.sub(r"^(\.\./)+", "", target) for target in re.findall(r"\]\(([^)#]+)", text)
-            if target.startswith("../")]
 
 
 def sections(page, site):
     """[Section] of a Written. site: the addresses that a link may lead to."""
     body = page.text.partition("\n")[2] if page.text.startswith("# ") else page.text
     found = []
-    for part in re.split(r"^(?=## )", body, flags=re.MULTILINE):
-        title = re.match(r"## (.+)", part)
-        title = title[1] if title else ""
-        if part.strip():
-            found.append(Section(anchor_of(title), title, html(part, page.path, site), part))
+    for text in re.split(r"^(?=## )", body, flags=re.MULTILINE):
+        headline = re.match(r"## (.+)", text)
+        title = headline[1] if headline else ""
+        if text.strip():
+            found.append(Section(anchor_of(title), title, html(text, page.path, site), text))
     return found
 
 
 def html(text, path, site):
-    """Markdown as HTML: no HTML of its own, no style, tables that scroll."""
-    made = maker()
-    tokens = made.parse(text)
+    """Markdown as HTML: tables and code that scroll, links to the site's pages."""
+    parser = make_parser()
+    tokens = parser.parse(text)
     for token, inside in zip(tokens, [*tokens[1:], None]):
         if token.type == "heading_open":
             token.attrSet("id", anchor_of(inside.content))
         for child in token.children or ():
-            for kind, attribute in (("link_open", "href"), ("image", "src")):
-                if child.type == kind:
-                    child.attrSet(attribute, address(child.attrGet(attribute), path, site))
-    written = made.renderer.render(tokens, made.options, {})
-    return Markup(IMAGE.sub(as_figure, without_dead(written)))
+            for name in {"href", "src"} & child.attrs.keys():
+                child.attrSet(name, address(child.attrGet(name), path, site))
+    written = parser.renderer.render(tokens, parser.options, {})
+    without_dead_links = re.sub(r'<a href="">(.*?)</a>', r"\1", written)
+    return Markup(IMAGE.sub(as_figure, without_dead_links))
 
 
 def as_figure(image):
@@ -116,39 +119,27 @@ def as_figure(image):
     file, alt = image.groups()
     if not file:
         return ""
-    width, height = figures.sides(file)
+    width, height = figures.size(ROOT / file)
     return (f'<figure><div><a href="{file}"><img src="{file}" width="{width}" height="{height}" '
             f'alt="{alt}" loading="lazy"></a></div><figcaption>{alt}</figcaption></figure>')
 
 
-@lru_cache
-def maker():
-    made = MarkdownIt("commonmark", {"html": False}).enable("table")
-    code = made.renderer.rules["fence"]
-    fixed = {
-        "table_open": '<div class="wide"><table class="aligned">\n',
-        "table_close": "</table></div>\n"}
-    for name, words in fixed.items():
-        made.add_render_rule(name, lambda self, *rest, words=words: words)
-    made.add_render_rule("fence", lambda self, *rest: code(*rest).replace(
-        "<pre>", "<pre tabindex=0>"))
-    return made
+@cache
+def make_parser():
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    parser.add_render_rule("table_open", lambda *_: '<div class="wide"><table class="aligned">\n')
+    parser.add_render_rule("table_close", lambda *_: "</table></div>\n")
+    return parser
 
 
 def address(target, path, site):
-    """Where a link leads, from a page of Markdown: to a page of the site; "": the site has none."""
+    """Where a link of a page leads on the site; "": the site has no such page."""
     where, _, place = target.partition("#")
-    behind = f"#{place}" if place else ""
     if not where or re.match(r"https?:", where):
         return target
     file = posixpath.normpath(posixpath.join("pages", posixpath.dirname(path), where))
-    page, suffix = posixpath.splitext(file.removeprefix("pages/"))
-    others = {".png": f"{page}.webp", ".md": f"{page.replace('/', '-')}.html",
-              ".py": f"{page.replace('/', '-')}.html"}
-    found = others.get(suffix, file)
-    return found + behind if found in site else ""
-
-
-def without_dead(html):
-    """Without links that lead nowhere on the site: to lab/site/markdown.py, say."""
-    return re.sub(r'<a href="">(.*?)</a>', r"\1", html)
+    page = posixpath.splitext(file.removeprefix("pages/"))[0].replace("/", "-") + ".html"
+    found = page if file.endswith((".md", ".py")) else file
+    if found not in site:
+        return ""
+    return f"{found}#{place}" if place else found

@@ -1,147 +1,93 @@
-"""The plans of chapter 10, as the pages ask for them.
+"""The plans of chapter 10: one layout, or the ten best."""
 
-    /api/plan?model=70b&gpus=512&tp=8       one layout: its bytes and its seconds, by cause
-    /api/best?model=70b&gpus=512            the ten best, of a search that may take so many SECONDS
-"""
-
+import functools
 import json
 import re
 import shlex
-import subprocess
-import sys
-import threading
-import time
-from dataclasses import fields
 
-import common
 from common import Refused
 from lab.chapters import chapter, rooms_with
 from lab.planner import planning
-from lab.run.refusals import one_line
-from lab.site.parameters import known, one_of
-from lab.site.search import plan_as_data
 
-SECONDS = 10                    # of a search
-SEARCHES = threading.Semaphore(2)       # at a time
-LOOKS = 0.1                     # seconds after which a search looks whether it is still waited for
-FOUND, MOST = {}, 256           # answers of searches, by their flags
-
-
-def ten():
-    return chapter("10")
+SHOWN = 10                      # of the plans that a search finds
 
 
 def flags_of(asked):
     """The command line of chapter 10 that asks the same."""
-    first, argv = ten(), []
-    kinds = {field.name: field.type for kind in (first.Model, first.Layout, first.Cluster,
-                                                 first.Software) for field in fields(kind)}
-    kinds |= dict.fromkeys(("model", "cluster", "gpus", "batch", "software"), str)
-    known(asked, *kinds)
+    flags = []
     for name, value in asked.items():
-        flag = planning.as_flag(name)
-        if kinds[name] is bool:
-            no = one_of(asked, name, None, ("true", "false")) == "false"
-            argv.append(flag.replace("--", "--no-", 1) if no else flag)
+        if value in ("true", "false"):
+            flags.append(planning.as_flag(name, value == "true"))
         else:
-            argv.append(f"{flag}={value}")
-    return argv
+            flags.append(f"{planning.as_flag(name)}={value}")
+    return flags
 
 
-def in_words_of_the_page(text):
-    """Without what is for a terminal: "--micro-batch 2" is "micro batch 2", "in [1, 9)" is "from 1
-    to 8"."""
-    text = re.sub(r"in \[(\d+), (\d+)\)", lambda of: f"from {of[1]} to {int(of[2]) - 1}", text)
-    text = re.sub(r"(: --published| \(python .*)$", "", text)
-    return re.sub(r"--([a-z0-9-]+)", lambda flag: flag[1].replace("-", " "), text)
+def without_dashes(text):
+    """A text of a terminal for the page: "--micro-batch 2" is "micro-batch 2"."""
+    return re.sub(r"--(?=[a-z])", "", text)
 
 
-def question(asked):
+def question_of(flags):
+    """The planner's Question."""
     try:
-        return planning.Question(ten(), planning.arguments(ten(), flags_of(asked)))
+        _, question = planning.question(chapter("10"), flags)
+        return question
     except Refused as refused:
-        raise Refused(in_words_of_the_page(refused.args[0])) from None
+        raise Refused(without_dashes(refused.args[0])) from None
 
 
-def plan(asked):
-    """One layout. Where degrees are not given they are 1, and dp takes what is left of the GPUs."""
-    of, first = question(asked), ten()
-    layout = first.Layout(**of.fixed)
-    degrees = {"dp": of.gpus // (layout.tp * layout.cp * layout.pp), "sp": layout.tp > 1}
-    layout = first.Layout(**degrees | of.fixed)
+def plan_as_data(question, plan):
+    """A plan, as the page shows it; without bytes and seconds if the layout doesn't divide."""
+    data = {"layout": vars(plan.layout), "words": planning.in_words(question.ten, plan.layout),
+            "why": plan.why, "memory": plan.memory}
+    if plan.memory:
+        speed = planning.as_json(question, [plan])
+        for name in "time", "tokens_per_second_per_gpu", "tflops", "mfu":
+            data[name] = speed[name]
+        data |= {"bytes": plan.bytes, "seconds": plan.total}
+    return data
+
+
+def plan(**asked):
+    """One layout. Degrees that are not given are 1, and dp is what is left of the GPUs."""
+    ten, question = chapter("10"), question_of(flags_of(asked))
+    layout = ten.Layout(**question.fixed)
+    others = {"dp": question.gpus // (layout.tp * layout.cp * layout.pp), "sp": layout.tp > 1}
+    layout = ten.Layout(**others | question.fixed)
+    about = question.model, question.cluster, question.software, question.gpus, question.batch
     try:
-        found = first.Plan(of.model, layout, of.cluster, of.software, of.gpus, of.batch)
-        told = plan_as_data(of, found)
-        told["explain"] = list(planning.explain(
-            first, of.model, of.cluster, of.software, of.gpus, of.batch, found)
-        ) if found.memory else []
+        found = ten.Plan(question.model, layout, *about[1:])
+        data = plan_as_data(question, found)
+        data["explain"] = [*planning.explain(ten, *about, found)] if found.memory else []
     except (OverflowError, ZeroDivisionError):
         raise Refused("these numbers are too large to compute with") from None
-    return told | {
-        "parameters": of.model.parameters(), "capacity": of.cluster.memory,
-        "room": first.ROOM * of.cluster.memory,
-        "caveats": [in_words_of_the_page(caveat) for caveat in of.caveats()],
+    cluster = question.cluster
+    return data | {
+        "capacity": cluster.memory, "room": ten.ROOM * cluster.memory,
+        "caveats": [without_dashes(caveat) for caveat in question.caveats()],
         "command": shlex.join(["python", "10_planner.py", *flags_of(asked)])}
 
 
-# --------------------------------------------------------------------------------------- the search
-
-def never():
-    return False
-
-
-def best(asked, is_gone=never):
-    """The ten best layouts. What is given of a layout stays as it is. Where nothing fits: `why`,
+def best(**asked):
+    """The ten best layouts; what is given of a layout stays as it is. Where nothing fits: `why`,
     `changes` of which each would work, {parameter: text}, and `nearest`, the layout that is nearest
-    to fitting. is_gone: says whether nobody waits for it any more."""
-    question(asked)                                     # refused at once, or worth a process
-    argv = tuple(sorted(flags_of(asked)))
-    if argv not in FOUND:
-        found = searched(argv, SECONDS, is_gone)
-        found["why"] = found["why"] and in_words_of_the_page(found["why"])
-        found["changes"] = [as_parameters(change) for change in found["changes"]]
-        while len(FOUND) >= MOST:
-            FOUND.pop(next(iter(FOUND)), None)          # the oldest
-        FOUND[argv] = found
-    return FOUND[argv]
+    to fitting."""
+    return search(tuple(flags_of(asked)))
 
 
-def searched(argv, seconds, is_gone=never):
-    """What the search prints. It is stopped if it takes longer, or if nobody waits for it."""
-    command = [sys.executable, "-m", "lab.site.search", *argv]
-    folder = common.__file__.removesuffix("common.py") or "."
-    while not SEARCHES.acquire(timeout=LOOKS):
-        refuse_if(is_gone(), "nobody waits for this search")
-    try:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                              cwd=folder) as search:
-            try:
-                printed, said = waited_for(search, time.monotonic() + seconds, is_gone)
-            finally:
-                search.kill()                           # of one that has ended, nothing is left
-    finally:
-        SEARCHES.release()
-    refuse_if(printed is None, f"the search took more than {seconds} s, and was stopped: fewer "
-              "GPUs, or degrees that are given, would work")
-    if search.returncode:
-        why = (said.strip().splitlines() or ["the search failed"])[-1]
-        raise Refused(in_words_of_the_page(one_line(why)))
-    return json.loads(printed)
-
-
-def waited_for(search, until, is_gone):
-    """What it prints, and says of errors; (None, None): it takes too long."""
-    while time.monotonic() < until:
-        try:
-            return search.communicate(timeout=min(LOOKS, max(0, until - time.monotonic())))
-        except subprocess.TimeoutExpired:
-            refuse_if(is_gone(), "nobody waits for this search")
-    return None, None
-
-
-def refuse_if(is_so, why):
-    if is_so:
-        raise Refused(why)
+@functools.lru_cache(maxsize=256)
+def search(flags):
+    question = question_of(list(flags))
+    fit, others = question.find(question.gpus, question.fixed)
+    data = {"count": len(fit), "fits": bool(fit) and not fit[0].why, "why": None, "nearest": None,
+            "changes": [], "plans": [plan_as_data(question, plan) for plan in fit[:SHOWN]]}
+    if not data["fits"]:
+        why, changes = planning.advice(question, fit or others)
+        data["why"] = without_dashes(why)
+        data["changes"] = [as_parameters(change) for change in changes]
+        data["nearest"] = vars(planning.nearest_of(fit or others).layout)
+    return data
 
 
 def as_parameters(change):
@@ -150,17 +96,35 @@ def as_parameters(change):
             for name, value in change.items()}
 
 
-# ----------------------------------------------------------------------------- what a page begins
+# -------------------------------------------------------------------------------- what is stored
 
-def asked_first(begins):
-    """Yield what the planner asks when it begins so: its search, and the plan that this finds."""
-    tokens, model = rooms_with("figure")["10"].TOKENS, ten().MODELS[begins["model"]]
-    asked = {name: str(value) for name, value in begins.items() if name != "optimizer"}
-    asked["batch"] = str(tokens // model.seq)
-    yield "best", asked
-    yield "plan", asked | layout_of(best(asked)["plans"][0])
+def batch_of(model):
+    """Sequences of the step that the tool begins with."""
+    return rooms_with("figure")["10"].TOKENS // chapter("10").MODELS[model].seq
 
 
-def layout_of(found):
+def layout_of(layout):
     """The parameters of a plan's layout. dp is what is left of the GPUs."""
-    return {name: str(value).lower() for name, value in found["layout"].items() if name != "dp"}
+    texts = {True: "true", False: "false"}
+    return {name: texts[value] if isinstance(value, bool) else value
+            for name, value in layout.items() if name != "dp"}
+
+
+def first_questions(begins):
+    """What the tool asks when it begins so: its search, and the plan that this finds."""
+    asked = {name: value for name, value in begins.items() if name != "optimizer"}
+    asked["batch"] = batch_of(begins["model"])
+    return [("best", asked), ("plan", asked | layout_of(best(**asked)["plans"][0]["layout"]))]
+
+
+def examples():
+    """The searches of the map, and the plans that they find."""
+    figure = rooms_with("figure")["10"]
+    for model in figure.MODELS:
+        for gpus in figure.GPUS:
+            asked = {"cluster": "h100", "software": "megatron-2024", "model": model, "gpus": gpus,
+                     "batch": batch_of(model)}
+            yield "best", asked
+            found = best(**asked)
+            for layout in [plan["layout"] for plan in found["plans"]] or [found["nearest"]]:
+                yield "plan", asked | layout_of(layout)

@@ -1,11 +1,12 @@
-// Where the page is files, nobody answers but these. What was asked when they were written is stored: STORED,
-// of answers.js, says what. Python in the browser answers the rest, if the files have it; it is loaded by the
-// first question that needs it. A page that was opened from a folder may load nothing but scripts.
+// Answers to what the tools ask. A choice of them is stored: STORED, of answers.js, says which. Python in the
+// browser computes others, if the site has it; it is loaded by the first question that needs it. A page that
+// was opened from a folder may load nothing but scripts.
 "use strict";
 
 const LONGEST = 60;                                     // seconds of an answer
 const GONE = 2;                                         // seconds of one that nobody waits for any more
 const asScript = {};                                    // {address: when it is loaded}
+const hasStored = new Set(Object.values(STORED.lines).flat());
 
 const nameOf = query => query.slice(0, query.indexOf("?"));
 
@@ -39,34 +40,32 @@ async function unzipped(text) {
   }
 }
 
-// Whether a question is answered, as far as one knows without loading anything.
+// Whether a question has an answer, as far as one knows without loading it.
 function isAnswered(query) {
-  const pairs = query.slice(query.indexOf("?") + 1).split("&").map(pair => pair.split("="));
-  const [names, values] = [0, 1].map(part => pairs.map(pair => pair[part]).join("&"));
-  return STORED.python.includes(nameOf(query)) || Boolean(STORED.keys[nameOf(query)]?.[names]?.has(values));
+  return STORED.python.includes(nameOf(query)) || hasStored.has(query);
 }
 
 // {"error": a line}, or the answer. tell: says what a reader waits for.
-async function answerOfFiles(query, signal, tell) {
-  const name = nameOf(query), find = STORED.files.includes(name) ? await answersTo(name) : () => null;
-  return find(query) ?? (STORED.python.includes(name) ? askPython(query, signal, tell) : {
-    error: "these pages are files, without an answer to that: `make page` starts the ones that compute" });
+async function answerTo(query, signal, tell) {
+  const name = nameOf(query), stored = await storedAnswers(name);
+  if (stored[query]) return stored[query];
+  if (STORED.python.includes(name)) return askPython(query, signal, tell);
+  return { error: `${decodeURIComponent(query.replace("?", ": ").replaceAll("&", ", "))}: that has no answer here` };
 }
 
 // ------------------------------------------------------------------------------------ what is stored
 
-const finders = {};                                     // {question: what finds the answer to one}
+const unpacked = {};                                    // {name: the answers to its questions, as a promise}
 
-function answersTo(name) {
-  finders[name] ??= (async () => {
+function storedAnswers(name) {
+  unpacked[name] ??= (async () => {
     await loaded(`answers/${name}.js`);
-    const lines = JSON.parse(new TextDecoder().decode(await unzipped(STORED[name])));
-    return query => lines[query] ?? null;
+    return JSON.parse(new TextDecoder().decode(await unzipped(STORED[name])));
   })().catch(error => {
-    delete finders[name];
+    delete unpacked[name];
     throw error;
   });
-  return finders[name];
+  return unpacked[name];
 }
 
 // ------------------------------------------------------------------------------------ what is computed
@@ -140,9 +139,7 @@ function pythonWorker() {
     const pyodide = await self.loadPyodide({ indexURL: "python:/", lockFileContents: JSON.parse(lock) });
     pyodide.unpackArchive(await unzipped(files["course.zip"]), "zip", { extractDir: "/course" });
     pyodide.runPython("import sys; sys.path.insert(0, '/course')");
-    const ours = pyodide.pyimport("lab.site.in_browser");
-    ours.begin();
-    answer = ours.answer;
+    answer = pyodide.pyimport("lab.site.in_browser").answer;
   }
 
   self.onmessage = async ({ data }) => {
@@ -153,8 +150,4 @@ function pythonWorker() {
       setTimeout(() => { throw error; });               // it is an error of the worker
     }
   };
-}
-
-for (const keys of Object.values(STORED.keys)) {
-  for (const [names, values] of Object.entries(keys)) keys[names] = new Set(values);
 }

@@ -124,10 +124,7 @@ function reveal() {                                     // a link may lead into 
 // ------------------------------------------------------------------------------- figures, code, commands
 
 function showWhole(button) {                            // of a figure, whose upper part is there
-  const figure = button.closest("figure"), image = $("img", figure);
-  image.height = button.dataset.height;
-  image.src = $("a", figure).href;
-  figure.classList.add("whole-now");
+  button.closest("figure").classList.remove("tall");
   button.remove();
 }
 

@@ -10,7 +10,7 @@ import pytest
 from lab import ROOT, chapters
 from lab.chapters import question
 from lab.site import tools
-from lab.site.reading import title_of
+from lab.site.pages import split_title
 
 EVERYWHERE = """
 import importlib, sys
@@ -21,7 +21,7 @@ from lab.chapters import question
 from lab.site import answers
 
 case, _ = question.draw_questions("10_planner", 0)
-found = [chapter("10"), chapter("10"), answers.ten(), case.chapter]
+found = [chapter("10"), chapter("10"), answers.chapter("10"), case.chapter]
 other = importlib.import_module("10_planner")
 assert all(module is found[0] for module in found)
 same = other is found[0]
@@ -54,9 +54,9 @@ def test_every_chapter_has_predictions_and_a_figure():
 
 def test_a_rooms_tools_and_files_exist():
     for name in chapters.NAMES:
-        lesson = title_of(ast.get_docstring(ast.parse((ROOT / f"{name}.py").read_text())))[1]
+        lesson = split_title(ast.get_docstring(ast.parse((ROOT / f"{name}.py").read_text())))[1]
         begins = [" ".join(text.split()) for text in lesson.split("\n\n")]
-        for place, (tool, begin) in tools.plays(name).items():
+        for place, (tool, begin) in getattr(chapters.about(name), "PLAYS", {}).items():
             assert sum(text.startswith(place) for text in begins) == 1, (name, place)
             assert begin.keys() <= tools.TOOLS[tool].begins.keys()
     for about in chapters.rooms_with("about").values():

@@ -9,22 +9,17 @@ from lab.chapters import chapter, held, room
 from lab.site import collectives
 from tests.conftest import sample
 
-bench, simulate = held("00"), room("00", "simulate")
-
 NAMES = list(chapter("00").BY_HAND)
 EVERY = [(name, n) for n in sample([5, 4, 2, 3, 6, 7, 8], 2) for name in NAMES]
 
 
-def told(name, n):
-    return collectives.collective({"collective": name, "ranks": str(n)})
-
-
 def test_rounds_and_bytes_are_those_of_the_classroom_and_of_the_formulas():
     for name, n in EVERY:
-        answer = told(name, n)
-        _, _, nets, passed = simulate.play(chapter("00").BY_HAND[name], [torch.zeros(4 * n)] * n)
+        answer = collectives.collective(name, n)
+        function, tensors = chapter("00").BY_HAND[name], [torch.zeros(4 * n)] * n
+        _, _, nets, passed = room("00", "simulate").play(function, tensors)
         expected = [[(sender, receiver) for sender, receiver, _ in messages]
-                    for messages in bench.in_rounds([net.rounds for net in nets])]
+                    for messages in held("00").in_rounds([net.rounds for net in nets])]
         played = [[(sender, receiver) for sender, receiver, *_ in messages]
                   for messages in answer["rounds"]]
         assert played == expected and passed == len(played), (name, n)
@@ -35,7 +30,7 @@ def test_rounds_and_bytes_are_those_of_the_classroom_and_of_the_formulas():
 
 def test_a_message_carries_what_its_sender_has_and_changes_its_receiver_alone():
     for name, n in EVERY:
-        answer = told(name, n)
+        answer = collectives.collective(name, n)
         for before, after, messages in zip(answer["states"], answer["states"][1:],
                                            answer["rounds"]):
             for sender, _, carried, first, _, _ in messages:
@@ -48,7 +43,7 @@ def test_a_message_carries_what_its_sender_has_and_changes_its_receiver_alone():
 
 def test_in_the_end_each_rank_has_what_the_collective_gives():
     for name, n in EVERY:
-        answer, everyone = told(name, n), "abcdefgh"[:n]
+        answer, everyone = collectives.collective(name, n), "abcdefgh"[:n]
         index = [str(part) * (answer["parts"] > 1) for part in range(answer["parts"])]
         sums = [everyone + part for part in index]
         owns = [letter + part for letter, part in zip(everyone, index)]

@@ -3,15 +3,20 @@
 import importlib
 from types import SimpleNamespace
 
-import pytest
-
 import common
-from common import Refused
 from lab.run.meters import shards_of
 from lab.site import cuts
-from tests.conftest import sample
 
 MESH = {"pp": 1, "dp": 2, "cp": 1, "tp": 2, "ep": 2, "experts": 4}
+
+
+def of_all_ranks(chapter, mesh):
+    """[(place, items, shards)], as the page gets them."""
+    sizes = {"pp": 1, "dp": 1, "cp": 1, "ep": 1, "experts": 0, "kv_heads": 4, "layers": 4}
+    answer = cuts.cuts(chapter, **sizes | mesh)
+    held = [answer["holdings"][rank["holding"]] for rank in answer["ranks"]]
+    return [(rank["place"], holding["items"], holding["shards"])
+            for rank, holding in zip(answer["ranks"], held)]
 
 
 def of_a_rank(mesh):
@@ -30,16 +35,13 @@ def of_a_rank(mesh):
 
 
 def test_cuts_are_those_of_real_ranks(ranks):
-    told = cuts.cuts({axis: str(degree) for axis, degree in MESH.items()})["ranks"]
-    for shown, (place, items, shards) in zip(told, ranks(4, 60)(of_a_rank, MESH), strict=True):
-        assert (shown["place"], shown["items"]) == (place, items)
-        assert shown["shards"] == shards
-    halves = cuts.cuts({axis: str(degree) for axis, degree in (MESH | {"pp": 2}).items()})
-    for whole, first, last in zip(told, halves["ranks"][:4], halves["ranks"][4:], strict=True):
-        assert last["place"] == whole["place"] | {"pp": 1}
-        assert first["items"] + last["items"] == whole["items"]
-        assert first["shards"] | last["shards"] == whole["shards"]
-        assert first["shards"].keys() - last["shards"].keys() == {"embedding"}
+    whole = of_all_ranks("09_5d", MESH)
+    assert whole == ranks(4, 60)(of_a_rank, MESH)
+    halves = of_all_ranks("09_5d", MESH | {"pp": 2})
+    for (place, items, shards), first, last in zip(whole, halves[:4], halves[4:], strict=True):
+        assert last[0] == place | {"pp": 1}
+        assert first[1] + last[1] == items and first[2] | last[2] == shards
+        assert first[2].keys() - last[2].keys() == {"embedding"}
 
 
 def of_a_rank_of_04():
@@ -51,21 +53,5 @@ def of_a_rank_of_04():
 
 def test_cuts_of_chapter_04_are_those_of_real_ranks(ranks):
     """With 2 kv heads, pairs of the 4 ranks share one."""
-    told = cuts.cuts({"chapter": cuts.FOUR, "tp": "4", "kv_heads": "2"})["ranks"]
-    for shown, shards in zip(told, ranks(4, 60)(of_a_rank_of_04), strict=True):
-        assert shown["shards"] == shards
-
-
-@pytest.mark.parametrize("mesh", sample([
-    {"cp": "2", "tp": "2", "ep": "2", "experts": "4"}, {"chapter": cuts.FOUR, "tp": "4"},
-    {"tp": "8", "kv_heads": "2"}]))
-def test_the_page_offers_the_values_that_are_answered(mesh):
-    takes = cuts.cuts(mesh)["takes"]
-    for name, values in (cuts.VALUES | {"chapter": cuts.CHAPTERS}).items():
-        for value in values:
-            try:
-                cuts.cuts(mesh | {name: str(value)})
-                is_answered = True
-            except Refused:
-                is_answered = False
-            assert is_answered == (value in takes[name]), (name, value)
+    shown = of_all_ranks("04_tensor_parallel", {"tp": 4, "kv_heads": 2})
+    assert [shards for _, _, shards in shown] == ranks(4, 60)(of_a_rank_of_04)

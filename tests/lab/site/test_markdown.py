@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from lab.site import markdown, reading
-from tests.lab.site.test_page import Page
+from lab.site import markdown, pages
+from tests.lab.site.test_pages import Page
 
 TEXT = """# A page: of two parts
 
@@ -27,21 +27,18 @@ Read [it](class.md#a-part), [the chapter](../../04_tensor_parallel.py),
 a < b
 ```
 """
-SITE = {"teacher-class.html", "04_tensor_parallel.html", "figures/fp8.webp"}
+SITE = {"teacher-class.html", "04_tensor_parallel.html", "figures/fp8.png"}
 
 
 @pytest.fixture
 def page(tmp_path):
     (tmp_path / "teacher").mkdir()
     (tmp_path / "teacher/new.md").write_text(TEXT)
-    (tmp_path / "first.md").write_text("# First\n")
-    first, found = markdown.pages(tmp_path).values()
-    assert (first.address, first.for_teachers) == ("first.html", False)
-    return found
+    return markdown.read_page("teacher/new.md", tmp_path)
 
 
 def test_a_page_in_sections(page):
-    assert (page.address, page.short, page.for_teachers) == ("teacher-new.html", "A page", True)
+    assert (page.address, page.short, page.is_for_teachers) == ("teacher-new.html", "A page", True)
     above, part = markdown.sections(page, SITE)
     assert (above.anchor, part.anchor, part.title) == ("", "a-part-told", "A part, `told`")
     assert part.text.startswith("## A part") and "A page" not in above.html
@@ -53,8 +50,8 @@ def test_a_page_in_sections(page):
 def test_links_lead_to_pages_of_the_site_or_nowhere(page):
     above, _ = markdown.sections(page, SITE)
     assert Page(above.html).links == [
-        "teacher-class.html#a-part", "04_tensor_parallel.html", "figures/fp8.webp",
-        "https://github.com/x", "figures/fp8.webp"]
+        "teacher-class.html#a-part", "04_tensor_parallel.html", "figures/fp8.png",
+        "https://github.com/x", "figures/fp8.png"]
     assert "the rules" in above.html and "&lt;b&gt;this" in above.html
     assert Page(above.html).of("figcaption") == ["a picture"] and "another" not in above.html
 
@@ -68,17 +65,16 @@ def test_anchors_are_those_of_github_and_begin_with_a_letter():
         assert len(set(titles)) == len(titles), page.path
 
 
-def test_every_page_is_on_the_site_in_search_and_once_in_the_contents():
-    course = reading.Course(folder=reading.ROOT / "runs/none")
-    site, found = course.site(), course.search()
+def test_every_page_is_on_the_site_in_search_and_in_the_contents():
+    there = {path.relative_to(pages.ROOT / "pages").as_posix()
+             for path in pages.ROOT.glob("pages/**/*.md")}
+    assert there <= markdown.pages().keys()
+    site = pages.Site()
+    files, index, front = site.files(), site.search(), Page(site.front())
     for page in markdown.pages().values():
-        assert f'"{page.short}' in found
-        assert Page(site[page.address][1]()).of("h1") == [page.title]
-    listed = [page.path for those in markdown.grouped().values() for page in those]
-    assert sorted(listed) == sorted(markdown.pages()) and len({*listed}) == len(listed)
-    front = Page(course.front())
-    assert {page.address for page in markdown.pages().values()} <= {*front.links}
+        assert f'"{page.short}' in index and page.address in front.links
+        assert Page(files[page.address]()).of("h1") == [page.title]
     readme = markdown.pages()["../README.md"]
     lost = {target for target in re.findall(r"\]\(([^)]+)\)", readme.text)
-            if markdown.address(target, readme.path, site) == ""}
+            if markdown.address(target, readme.path, files) == ""}
     assert not lost

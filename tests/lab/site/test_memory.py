@@ -6,22 +6,23 @@ from tests.conftest import chapter
 
 def test_bytes_are_the_chapters():
     held, stages = chapter("03_zero").held, chapter("03_zero").STAGES
-    for precision in memory.PRECISIONS:
-        told = memory.memory({"billions": "0.5", "ranks": "6", "precision": precision})
-        assert told["whole"] == held(5e8, 1, 1, precision)
-        for one in told["stages"]:
-            assert one["kept"] == (held(5e8, stages[one["name"]], 6, precision)
-                                   if one["name"] in stages else told["whole"])
+    for precision in memory.VALUES["precision"]:
+        answer = memory.memory(0.5, 6, precision)
+        assert answer["whole"] == held(5e8, 1, 1, precision)
+        for one in answer["stages"]:
+            is_split = one["name"] in stages
+            expected = held(5e8, stages[one["name"]], 6, precision) if is_split else answer["whole"]
+            assert one["kept"] == expected
 
 
 def test_the_fewest_ranks_that_fit():
     for billions in (7, 1000):
-        told = memory.memory({"billions": str(billions), "ranks": "1"})
-        for stage, (cluster, room) in ((stage, one) for stage in memory.STAGES
-                                       for one in told["rooms"].items()):
-            n = next(one for one in told["stages"] if one["name"] == stage)["least"][cluster]
-            last = n or memory.RANKS
-            bytes_on = {ranks: sum(memory.kept(billions * 1e9, stage, ranks, "fp32"))
-                        for ranks in (last - 1, last) if ranks}
-            assert (bytes_on[last] <= room) == (n is not None)
-            assert last == 1 or bytes_on[last - 1] > room
+        answer = memory.memory(billions, 1, "fp32")
+        for stage in answer["stages"]:
+            for cluster, room in answer["rooms"].items():
+                n = stage["least"][cluster]
+                last = n or memory.RANKS
+                of = [sum(memory.kept(billions * 1e9, stage["name"], ranks, "fp32"))
+                      for ranks in (last, last - 1) if ranks]
+                assert (of[0] <= room) == (n is not None)
+                assert last == 1 or of[1] > room

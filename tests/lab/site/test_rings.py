@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import common
+from lab import chapters
 from lab.site import rings
 from tests.conftest import chapter, sample
 
@@ -14,9 +15,8 @@ from tests.conftest import chapter, sample
 def test_a_ring_is_the_chapters(n, documents, cut, window):
     """At each hop a rank computes the pairs of its queries and the keys that it has then, as far as
     the chapter's Layout lets a query see a key."""
-    six, told = chapter("06_context_parallel"), rings.ring({
-        "ranks": str(n), "documents": str(documents), "cut": cut, "window": str(window)})
-    seq = told["tokens"]
+    six, answer = chapter("06_context_parallel"), rings.ring(n, documents, cut, window)
+    seq = answer["tokens"]
     starts = common.Text.starts(SimpleNamespace(args=SimpleNamespace(
         model=SimpleNamespace(seq=seq), documents=documents, seed=0)), rings.PACKED)
     assert 240 < seq <= 256
@@ -26,7 +26,7 @@ def test_a_ring_is_the_chapters(n, documents, cut, window):
                           0, n, starts)
 
     for variant, its_cut in (("ring", "sequence"), ("zigzag", cut)):
-        of, layout = told[variant], laid_out(variant, its_cut)
+        of, layout = answer[variant], laid_out(variant, its_cut)
         for rank, mine in enumerate(layout.positions):
             held = [place for begin, end in of["holds"][rank] for place in range(begin, end)]
             assert held == mine.tolist()
@@ -37,10 +37,12 @@ def test_a_ring_is_the_chapters(n, documents, cut, window):
                     assert of["pairs"][hop][rank] == sees
                     assert drawn(of["shapes"][hop][rank]) == sees
                 assert sees == 0 or hop < len(of["pairs"]) == len(layout.blocks)
-        assert [sum(of_rank) for of_rank in zip(*of["pairs"])] == held("06").work(layout)
+        assert [sum(of_rank) for of_rank in zip(*of["pairs"])] == chapters.held("06").work(layout)
         assert {begin for begin, _ in of["documents"]} == {*layout.starts.tolist()}
-    assert told["busiest"] == {"ring": held("06").imbalance(laid_out("ring", "sequence"))} | {
-        cut: held("06").imbalance(laid_out("zigzag", cut)) for cut in rings.CUTS}
+    layouts = {"ring": laid_out("ring", "sequence")}
+    layouts |= {cut: laid_out("zigzag", cut) for cut in rings.VALUES["cut"]}
+    assert answer["busiest"] == {name: chapters.held("06").imbalance(layout)
+                                 for name, layout in layouts.items()}
 
 
 def drawn(shapes):

@@ -98,7 +98,7 @@ TOOLS.collectives = mount => {
 
   function tell() {                                     // what is so in all rounds
     const name = make("a", { href: `00_collectives.html#${answer.collective}` }, answer.collective);
-    mount.$(".says").replaceChildren(name, `: ${answer.says.replaceAll("`", "")}`);
+    mount.$(".says").replaceChildren(name, `: ${answer.summary.replaceAll("`", "")}`);
     mount.$(".costs tbody").replaceChildren(...answer.costs.map(([what, played, formula, value], i) => {
       const row = make("tr"), unit = i === 0 ? "" : isBarrier() ? "\u00a0bytes" : "\u00a0S";
       row.append(make("th", { scope: "row" }, what), make("td", {}, rounded(played) + unit),

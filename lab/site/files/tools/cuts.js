@@ -3,7 +3,7 @@
 
 TOOLS.cuts = mount => {
   const names = ["chapter", "pp", "dp", "cp", "tp", "ep", "experts", "kv_heads", "layers", "rank"];
-  const CHAPTERS = ["09_5d", "04_tensor_parallel"];
+  const VALUES = window.CHOICES.cuts;
   const ALONE = { pp: 1, dp: 1, cp: 1, ep: 1, experts: 0 };       // what chapter 04 has of other axes
   const UNIT = 1.6, GAP = 24, LEAST = 130, SPLIT = 3;     // of a row or column; between matrices; a matrix; experts
   const state = {}, controls = {};
@@ -19,10 +19,10 @@ TOOLS.cuts = mount => {
     for (const name of names.slice(0, -1)) {
       const changed = () => {
         state[name] = controls[name].value;
-        if (state.chapter === CHAPTERS[1]) Object.assign(state, ALONE);
+        if (state.chapter === "04_tensor_parallel") Object.assign(state, ALONE);
         update();
       };
-      controls[name] = name === "chapter" ? selector(name, CHAPTERS, "", changed) : slider(name, [state[name]], state[name], changed);
+      controls[name] = name === "chapter" ? selector(name, VALUES.chapter, "", changed) : slider(name, [state[name]], state[name], changed);
       if (!few || few.split(" ").includes(name)) mount.$(".question").append(controls[name]);
     }
     new ResizeObserver(() => answer && drawn()).observe(mount.$(".matrices"));
@@ -37,7 +37,7 @@ TOOLS.cuts = mount => {
   function bound() {                                      // to what exists beside the others, and is answered
     const { rank, ...asked } = state, last = answer.ranks.length - 1;
     for (const name of names.slice(0, -1)) {
-      controls[name].set((answer.takes[name]).filter(value => mount.can("cuts", { ...asked, [name]: value })), state[name]);
+      controls[name].set(VALUES[name].filter(value => mount.can("cuts", { ...asked, [name]: value })), state[name]);
     }
     if (!answer.ranks[rank]) {
       state.rank = isLink ? 0 : last;
@@ -48,7 +48,6 @@ TOOLS.cuts = mount => {
 
   // -------------------------------------------------------------------------------------------- words
 
-  const holding = one => JSON.stringify([one.items, one.shards]);
   const placed = (place, axes) => axes.filter(axis => answer.degrees[axis] > 1).map(axis => `${axis} ${place[axis]}`).join(", ");
 
   function inARow(names) {                                // block1, block2, block3 are block1 to block3
@@ -67,27 +66,27 @@ TOOLS.cuts = mount => {
   function show() {
     mount.writeLink(state);
     mount.$(".more a").href = `cuts.html#${new URLSearchParams(state)}`;
-    const me = answer.ranks[state.rank], kinds = [...new Set(answer.ranks.map(holding))];
-    const others = answer.ranks.filter(one => one !== me && holding(one) === holding(me)).map(one => one.rank);
+    const me = answer.ranks[state.rank], { items } = answer.holdings[me.holding];
+    const others = answer.ranks.filter(one => one !== me && one.holding === me.holding).map(one => one.rank);
     const where = placed(me.place, ["pp", "dp", "cp", "tp", "ep"]);
     mount.$(".verdict").replaceChildren(make("strong", {}, `Rank ${me.rank}${where ? `, at ${where}` : ""}`),
-      `: it has ${inARow(me.items)}. ` + (others.length
+      `: it has ${inARow(items)}. ` + (others.length
         ? `The same parameters lie on ${others.length > 1 ? `ranks ${others.join(", ")}, which sum their gradients with it.`
           : `rank ${others[0]}, which sums its gradients with it.`}`
         : "No other rank holds all the same.") +
       (answer.degrees.tp > state.kv_heads ? " There are fewer kv heads than ranks of tp, so neighbours share one." : ""));
-    mount.$(".ranks").replaceChildren(table(kinds, others));
+    mount.$(".ranks").replaceChildren(table(others));
     drawn();
   }
 
   // ------------------------------------------------------------------------------------------ drawing
 
-  function color(kinds, one) {
-    const at = kinds.indexOf(holding(one));
-    return kinds.length <= COLORS.length ? COLORS[at] : `hsl(${Math.round(360 * at / kinds.length)} 45% 45%)`;
+  function color(holding) {
+    const count = answer.holdings.length;
+    return count <= COLORS.length ? COLORS[holding] : `hsl(${Math.round(360 * holding / count)} 45% 45%)`;
   }
 
-  function table(kinds, others) {                         // as the lesson draws a mesh: outer axes down, inner ones across
+  function table(others) {                         // as the lesson draws a mesh: outer axes down, inner ones across
     const rows = make("table", { class: "mesh" }), { pp, dp, cp, tp } = answer.degrees, wide = cp * tp;
     const head = make("tr");
     head.append(make("td"), ...answer.ranks.slice(0, wide).map(one => make("th", {}, placed(one.place, ["cp", "tp"]))));
@@ -100,7 +99,7 @@ TOOLS.cuts = mount => {
         const button = make("button", { type: "button", "aria-pressed": isMine,
                                         "aria-label": `rank ${one.rank}` }, one.rank), strip = make("span");
         if (answer.degrees.ep > 1) button.append(make("small", {}, ` ep ${one.place.ep}`));
-        strip.style.background = color(kinds, one);
+        strip.style.background = color(one.holding);
         button.prepend(strip);
         button.classList.toggle("alike", others.includes(one.rank));
         button.addEventListener("click", () => {
@@ -117,9 +116,9 @@ TOOLS.cuts = mount => {
   }
 
   function drawn() {
-    const me = answer.ranks[state.rank], kinds = [...new Set(answer.ranks.map(holding))];
+    const { holding } = answer.ranks[state.rank];
     const wide = Math.min(900, Math.max(280, mount.$(".matrices").clientWidth));
-    mount.$(".matrices").replaceChildren(matrices(me.shards, color(kinds, me), wide));
+    mount.$(".matrices").replaceChildren(matrices(answer.holdings[holding].shards, color(holding), wide));
   }
 
   function matrices(shards, fill, most) {

@@ -15,8 +15,8 @@ TOOLS.memory = mount => {
   }
 
   function setUp() {
-    const values = { stage: STAGES, ranks: powers(4096), billions: [1, 3, 7, 8, 13, 30, 70, 175, 405, 671, 1000] };
-    const options = { precision: ["fp32", "bf16"], gpu: Object.keys(window.CHOICES.clusters) };
+    const { precision, ...offered } = window.CHOICES.memory, values = { stage: STAGES, ...offered };
+    const options = { precision, gpu: window.CHOICES.clusters };
     for (const name of ["stage", "ranks", "billions", "precision", "gpu"]) {
       const changed = () => {
         stop();
@@ -42,22 +42,10 @@ TOOLS.memory = mount => {
   }
 
   const update = mount.latest(async signal => {
-    const linked = { ...state };
     answer = await mount.answerTo("memory", state, shown, signal);
-    for (const name of names.filter(name => state[name] !== linked[name])) await keep(name, linked[name], signal);
     bound();
     show();
   });
-
-  async function keep(name, value, signal) {              // of a link that was refused, what is not to blame
-    const { stage, gpu, ...asked } = { ...state, [name]: value };
-    try {
-      answer = await mount.ask("memory", asked, signal);
-      state[name] = value;
-    } catch (error) {
-      if (signal.aborted) throw error;
-    }
-  }
 
   function bound() {                                      // to what is there, and is answered
     const { stage, gpu, ...asked } = state;

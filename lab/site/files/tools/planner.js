@@ -16,7 +16,7 @@ TOOLS.planner = mount => {
   const RESTS = 250;                                      // ms in which a search is not asked for
 
   const choices = window.CHOICES, truth = ["true", "false"];
-  const WORDS = { model: Object.keys(choices.models), cluster: Object.keys(choices.clusters),
+  const WORDS = { model: Object.keys(choices.models), cluster: choices.clusters,
                   software: choices.software, optimizer: choices.optimizer, two_hops: truth, sp: truth,
                   recompute: choices.recompute, schedule: choices.layout_schedules };
   const controls = {};
@@ -34,14 +34,13 @@ TOOLS.planner = mount => {
     if (![...QUESTION, ...LAYOUT].includes(name)) return `there is no ${name} to choose`;
     const all = WORDS[name];
     if (all) return all.includes(value) ? "" : `${name} = ${value} is none of ${all.join(", ")}`;
-    if (value > choices.most[name]) return `${name} = ${value} is more than ${choices.most[name]}`;
     return Number.isInteger(value) && value >= least(name) ? ""
       : `${name} = ${value} is no whole number from ${least(name)} on`;
   }
 
-  function begin() {                                      // as the link says; and what it says wrong
-    const names = [...QUESTION, ...LAYOUT], link = mount.large ? readLink() : {}, problems = [];
-    const asks = { ...mount.begins(names), ...mount.begins(Object.keys(link)) }, usual = mount.begins(names, {});
+  function begin(link = mount.large ? readLink() : {}) {  // as the link says; and what it says wrong
+    const names = [...QUESTION, ...LAYOUT], problems = [];
+    const asks = { ...mount.begins(names, link), ...mount.begins(Object.keys(link), link) }, usual = mount.begins(names, {});
     question = {};
     given = {};
     for (const [name, value] of Object.entries(asks)) {
@@ -313,16 +312,21 @@ TOOLS.planner = mount => {
     mount.$(".status").textContent = text;
   }
 
-  const update = mount.latest(async signal => {
-    fill();
+  function writeState() {                                 // into the page's link
     const all = { ...question, ...given }, names = [...QUESTION, ...LAYOUT].filter(name => name in all);
     mount.writeLink(Object.fromEntries(names.map(name => [name, all[name]])));
+  }
+
+  const update = mount.latest(async signal => {
+    fill();
+    writeState();
     mount.tell(note, false);
     offer([]);
     try {
       await answer(signal);
     } catch (error) {
       if (signal.aborted) throw error;
+      if (!shown && Object.keys(readLink()).length) return beginWithoutLink(error.message);
       say("");
       mount.root.classList.remove("waits");
       mount.tell(error.message);
@@ -330,6 +334,13 @@ TOOLS.planner = mount => {
     resting = signal;
     if (mapIsSeen) await fillMap(signal);
   });
+
+  function beginWithoutLink(problem) {                    // whose question is refused
+    begin({});
+    note = problem;
+    writeState();
+    return update();
+  }
 
   // The layout that is shown is answered first, where it still fits; and then the search.
   async function answer(signal) {

@@ -4,7 +4,7 @@
 TOOLS.rings = mount => {
   const SIZE = mount.large ? 400 : 290, EDGE = 58, STRIP = 6;
   const LARGEST = 13, LEAST = 7;                        // px of a digit
-  const CUTS = ["sequence", "document"];
+  const VALUES = window.CHOICES.rings;
   const names = ["ranks", "documents", "cut", "window"];
   const state = {}, controls = {};
   let answer = null, playing = null, isLinked = false;   // isLinked: a link has said what is shown
@@ -24,7 +24,7 @@ TOOLS.rings = mount => {
         state[name] = controls[name].value;
         update();
       };
-      controls[name] = name === "cut" ? selector(name, CUTS, CUTS[0], asks) : slider(name, [0], 0, asks);
+      controls[name] = name === "cut" ? selector(name, VALUES.cut, VALUES.cut[0], asks) : slider(name, [0], 0, asks);
     }
     controls.hop = slider("hop", [0], 0, () => { stop(); go(controls.hop.value); });
     mount.$(".question").append(...mount.large ? Object.values(controls) : [controls.ranks, controls.hop]);
@@ -43,7 +43,7 @@ TOOLS.rings = mount => {
   function bound() {                                      // to what is offered beside the others, and is answered
     const { hop, ...asked } = state, offered = {};
     for (const name of names) {
-      offered[name] = answer.takes[name].filter(value => mount.can("ring", { ...asked, [name]: value }));
+      offered[name] = VALUES[name].filter(value => mount.can("ring", { ...asked, [name]: value }));
       controls[name].set(offered[name], state[name]);
     }
     for (const option of $$("option", controls.cut)) {

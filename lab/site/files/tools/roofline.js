@@ -5,7 +5,7 @@ TOOLS.roofline = mount => {
   const TALL = 380, ACROSS = 760, SIDE = 64, BELOW = 44;
   const LINES = [["compute", "currentColor"], ["messages of ZeRO-3", COLORS[0]], ["messages of tp", COLORS[1]]];
   const offered = window.CHOICES, controls = {};
-  const words = { cluster: Object.keys(offered.clusters), model: offered.dense_models, strategy: offered.strategies };
+  const words = { cluster: offered.clusters, model: offered.dense_models, strategy: offered.strategies };
   let answer = null, note = "";                           // what was wrong in the link
 
   function setUp() {
@@ -85,9 +85,9 @@ TOOLS.roofline = mount => {
 
   function show() {
     mount.writeLink(values());
-    const { chip, says, least, planned_least: planned, features, ffn, tokens } = answer;
+    const { chip, summary, least, planned_least: planned, features, ffn, tokens } = answer;
     const chips = controls.chips.value, at = tokens.indexOf(controls.tokens.value);
-    mount.$(".verdict").replaceChildren(make("strong", {}, `On ${counted(chips)} ${chip}s, ${says}.`),
+    mount.$(".verdict").replaceChildren(make("strong", {}, `On ${counted(chips)} ${chip}s, ${summary}.`),
       planned === null ? "" : planned === 0 ? " So does the planner say." : ` The planner says from ${counted(planned)} on.`);
     const [compute, zero, tp] = answer.roof[at], sent = Math.max(zero, tp), [shards, ranks] = answer.splits[at];
     const layout = controls.strategy.value === "both" ? ` With ZeRO-3 over ${shards} and tp over ${ranks}, which send least,` : "";

@@ -18,7 +18,7 @@ TOOLS.schedules = mount => {
   }
 
   function setUp() {
-    const values = { ranks: [state.ranks], micro_batches: [state.micro_batches], chunks: upTo(4),
+    const values = { ranks: upTo(16), micro_batches: upTo(64), chunks: upTo(4),
                      F: upTo(30).map(tenths => tenths / 10) };
     values.B = values.W = values.F;
     for (const name of names) {
@@ -48,31 +48,25 @@ TOOLS.schedules = mount => {
 
   const update = mount.latest(async signal => {
     stop();
-    answer = await fitted(signal);
+    answer = await mount.answerTo("schedule", state, [], signal);
+    fit();
     bound();
     mount.writeLink(state);
     show();
   });
 
-  // The answer. Not every schedule takes any number of ranks and micro-batches: if it refuses these, and
-  // names a number that it takes, so many it gets, and that is told.
-  async function fitted(signal, told = []) {
-    try {
-      const answer = await mount.answerTo("schedule", state, [], signal);
-      if (told.length) mount.tell(told.join("; "), false);
-      return answer;
-    } catch (problem) {
-      const works = /^(.*); (ranks|micro_batches)=(\d+) would work$/.exec(problem.message);
-      if (!works || signal.aborted || told.length > 1) throw problem;
-      state[works[2]] = Number(works[3]);
-      return fitted(signal, [...told, `${works[1]}: there are ${works[3]} now`]);
-    }
+  // Not every schedule takes any number of ranks and micro-batches: the answer has those that it is about.
+  function fit() {
+    const changed = ["ranks", "micro_batches"].filter(name => answer[name] !== state[name]);
+    for (const name of changed) state[name] = answer[name];
+    const now = changed.map(name => `${name.replace("_", "-")} ${answer[name]}`).join(" and ");
+    if (changed.length) mount.tell(`${state.schedule} does not take these numbers: here it has ${now}`, false);
   }
 
-  function bound() {                                      // to what the schedule takes, and what is answered
+  function bound() {                                      // to what is answered
     const isAnswered = (name, value) => mount.can("schedule", { ...state, [name]: value });
     for (const name of names) {
-      const values = (answer.takes[name] ?? controls[name].all)?.filter(value => isAnswered(name, value));
+      const values = controls[name].all?.filter(value => isAnswered(name, value));
       controls[name].set(values, state[name]);
     }
     for (const option of $$("option", controls.schedule)) {

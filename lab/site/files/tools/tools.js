@@ -72,9 +72,9 @@ class Mount {                                           // the place of a tool
     }
   }
 
-  // Whether somebody answers it: where the page is files, not everything is. It bounds sliders.
+  // Whether it has an answer: not every question has one. It bounds sliders.
   can(name, asked) {
-    return !window.STORED || isAnswered(written(name, asked));
+    return isAnswered(written(name, asked));
   }
 
   // A line for each name of the page's link that is none of these.
@@ -146,22 +146,12 @@ function written(name, asked) {                         // as lab/site/tools.py 
   return `${name}?${Object.keys(asked).sort().map(key => `${key}=${encodeURIComponent(asked[key])}`).join("&")}`;
 }
 
-// Python's answer, or, where the page is files, theirs. Throws what is wrong, in a line. tell: says what a
-// reader waits for.
+// The answer. Throws what is wrong, in a line. tell: says what a reader waits for.
 async function ask(query, signal, tell) {
-  const data = await (window.STORED ? answerOfFiles(query, signal, tell)
-    : answerOfServer(query, signal));
+  const data = await answerTo(query, signal, tell);
   signal?.throwIfAborted();
   if (data.error) throw new Error(data.error);
   return data;
-}
-
-async function answerOfServer(query, signal) {
-  const response = await fetch(`api/${query}`, { signal }).catch(() => {
-    signal?.throwIfAborted();
-    throw new Error("the server of this page does not answer; `make page` starts it");
-  });
-  return response.json();
 }
 
 // A link holds the whole state of a tool's own page, behind its #. One to a place of the page has none.

@@ -5,13 +5,14 @@ Afterwards runs/page/ has screenshots of what it showed.
 
 import os
 import shutil
-import threading
 
 import pytest
 
+from lab.site import build, pages
+
 QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update",
          "--disable-sync", "--no-first-run"]
-REFUSED = "status of 400 (Bad Request)"  # a browser's words for a question that is refused
+LIMIT = 300_000  # milliseconds, for Python in a browser on a busy machine
 # How many answers the tools wait for: see seen.settled.
 BUSY = """window.busy = 0;
 addEventListener("DOMContentLoaded", () => {
@@ -29,14 +30,17 @@ addEventListener("DOMContentLoaded", () => {
 
 
 @pytest.fixture(scope="session")
-def address(tmp_path_factory):
-    from lab.site import answers, reading, server
+def stored():
+    return build.stored_answers()
 
-    with server.Server(0, lambda: reading.Course(tmp_path_factory.mktemp("runs"))) as one:
-        threading.Thread(target=one.serve_forever, daemon=True).start()
-        answers.warm_up()
-        yield one.address
-        one.shutdown()
+
+@pytest.fixture(scope="session")
+def address(tmp_path_factory, stored):
+    """The whole site, with Python if `make site` has fetched one, in a folder."""
+    folder = tmp_path_factory.mktemp("site")
+    runtime, _ = build.read_pyodide(build.ARCHIVE)
+    build.write_with(folder, pages.Site().files(), stored, runtime)
+    return f"file://{folder}/"
 
 
 @pytest.fixture(scope="session")
@@ -55,24 +59,22 @@ def chromium():
 
 
 @pytest.fixture
-def open_page(chromium, address):
-    """open_page("rings.html", width=..., ...): the page. It fails if any page that it opened said
-    something in the console, had an error, or asked anybody but `at`, its own server or folder."""
+def open_page(chromium, request):
+    """open_page("rings.html", width=..., at=...): the page, of the whole site or of a folder. It
+    fails if any page that it opened wrote to the console, had an error, or loaded anything from
+    elsewhere."""
     contexts, wrong = [], []
 
-    def open_one(name, width=1300, height=900, at=address, blocked=None, **more):
+    def open_one(name, width=1300, height=900, at=None, **more):
+        at = at or request.getfixturevalue("address")
         contexts.append(chromium.new_context(viewport={"width": width, "height": height}, **more))
         page = contexts[-1].new_page()
-        page.set_default_timeout(120_000)
+        page.set_default_timeout(LIMIT)
         page.add_init_script(BUSY)
-        if blocked:
-            page.route(blocked, lambda route: route.abort())
-        known = (REFUSED, "net::ERR_FAILED") if blocked else (REFUSED,)
-        page.on("console", lambda said: wrong.append((name, said.text))
-                if not any(one in said.text for one in known) else None)
+        page.on("console", lambda line: wrong.append((name, line.text)))
         page.on("pageerror", lambda error: wrong.append((name, str(error))))
-        page.on("request", lambda asked: wrong.append(asked.url)
-                if not asked.url.startswith((at, "blob:")) else None)
+        page.on("request", lambda asked: None if asked.url.startswith((at, "blob:"))
+                else wrong.append(asked.url))
         page.goto(at + name)
         return page
 

@@ -2,9 +2,9 @@
 
 import json
 import re
-import urllib.request
 from pathlib import Path
 
+from lab.site import answers, tools
 from tests.conftest import ROOT
 
 SHOTS = ROOT / "runs/page"
@@ -16,8 +16,11 @@ def shoot(page, name):
     page.screenshot(path=SHOTS / f"{name}.png")
 
 
-def asked(address, question):
-    return json.load(urllib.request.urlopen(f"{address}api/{question}"))
+def answer_of(tool, **values):
+    """What a tool gets when it begins with these values, as JSON has it."""
+    tool = tools.TOOLS[tool]
+    [(name, asked)] = answers.first_questions(tool, tool.begins | values)
+    return json.loads(json.dumps(answers.answer(name, asked)))
 
 
 def settled(page):

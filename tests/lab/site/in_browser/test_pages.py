@@ -2,6 +2,7 @@
 
 import pytest
 
+from lab.site import pages
 from tests.lab.site.in_browser.seen import broken, settled, shoot
 
 pytestmark = pytest.mark.full
@@ -10,12 +11,9 @@ PAPER = "getComputedStyle(document.body).backgroundColor"
 
 @pytest.mark.parametrize(("width", "scheme"), [(1300, "light"), (390, "dark")])
 def test_every_page_keeps_to_the_rules(open_page, width, scheme):
-    from lab.site import reading
-
     found = []
-    for name in (name for name in reading.Course().site() if name.endswith(".html")):
+    for name in (name for name in pages.Site().files() if name.endswith(".html")):
         page = open_page(name, width, color_scheme=scheme)
-        page.wait_for_load_state("networkidle")
         settled(page)
         lines = broken(page)
         if page.locator("h1").count() != 1:
@@ -76,10 +74,8 @@ def test_the_contents_mark_the_part_that_is_read(open_page):
 
 
 def test_code_is_copied_without_its_numbers(open_page):
-    from lab.site import reading
-
     page = open_page("06_context_parallel.html", permissions=["clipboard-read", "clipboard-write"])
-    source = reading.Course().sources["06_context_parallel"]
+    source = pages.Site().sources["06_context_parallel"]
     piece = next(one for one in source.pieces if one.name == "meeting")
     lines = [line for number, line in enumerate(source.lines, start=1)
              if piece.first <= number <= piece.last and number not in piece.silent]
@@ -87,20 +83,3 @@ def test_code_is_copied_without_its_numbers(open_page):
     page.click("#meeting .copy")
     page.locator("#meeting .copy", has_text="copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == "\n".join(lines) + "\n"
-
-
-def test_hints_and_versions_unfold(open_page):
-    page = open_page("05_sequence_parallel.html")
-    hint = page.locator(".exercise details").first
-    assert not hint.locator("p").is_visible()
-    hint.locator("summary").click()
-    assert hint.locator("p").is_visible()
-    before = page.locator("#train_step details.before")
-    before.locator("summary").click(position={"x": 5, "y": 5})
-    assert before.locator("tr.differs").first.is_visible()
-
-
-def test_it_prints(open_page):
-    page = open_page("04_tensor_parallel.html")
-    page.emulate_media(media="print")
-    assert not page.locator("nav").is_visible()

@@ -1,13 +1,14 @@
-"""The planner in a browser, on its page and in lesson 10."""
+"""The planner in a browser: from stored answers, and where Python answers."""
 
 import pytest
 
-from tests.lab.site.in_browser.seen import asked, broken, settled, shoot
+from lab.site import answers, build, plans, tools
+from tests.lab.site.in_browser.seen import broken, settled, shoot
 
+PYTHON = pytest.mark.skipif(not build.ARCHIVE.exists(), reason="make site has fetched no Pyodide")
 pytestmark = pytest.mark.full
-QUESTION = "model=70b&cluster=h100&gpus=512&batch=2048&software=megatron-2024"
-FAILS = {"status": 400, "content_type": "application/json",
-         "body": '{"error": "the search took more"}'}
+QUESTION = {"model": "70b", "cluster": "h100", "gpus": 512, "batch": 2048,
+            "software": "megatron-2024"}
 
 
 def widths(page, bar):
@@ -22,11 +23,12 @@ def press(page, name, key):
     settled(page)
 
 
-def test_sliders_change_the_bars_to_what_the_planner_answers(open_page, address):
+@PYTHON
+def test_sliders_change_the_bars_to_what_the_planner_answers(open_page):
     page = open_page("planner.html#model=70b&cluster=h100&gpus=512")
     settled(page)
     assert not broken(page)
-    best = asked(address, f"best?{QUESTION}")
+    best = plans.best(**QUESTION)
     assert best["plans"][0]["words"] in page.inner_text(".verdict")
     rows = page.locator(".plans tr").all_inner_texts()
     for plan, row in zip(best["plans"], rows[1:], strict=True):
@@ -36,7 +38,7 @@ def test_sliders_change_the_bars_to_what_the_planner_answers(open_page, address)
     layout = dict(pair.split("=") for pair in page.url.split("#")[1].split("&"))
     assert layout["tp"] == "8" and layout["zero"] == "1"
     layout.pop("seq")
-    plan = asked(address, "plan?" + "&".join(f"{key}={value}" for key, value in layout.items()))
+    plan = plans.plan(**layout)
     assert f"{plan['seconds']:.1f} s a step" in page.inner_text(".verdict")
     across = max(plan["capacity"] * 1.02, plan["bytes"])
     for bar, parts, most in ((".memory", plan["memory"], across),
@@ -49,35 +51,12 @@ def test_sliders_change_the_bars_to_what_the_planner_answers(open_page, address)
     again = open_page("planner.html" + "#" + page.url.split("#")[1])  # a link holds all of it
     settled(again)
     assert widths(again, ".seconds") == widths(page, ".seconds")
-    page.locator(".plans button").nth(3).click()
-    settled(page)
-    assert best["plans"][3]["words"] in page.inner_text(".verdict")
     page.locator(".take-best").click()
     settled(page)
     assert best["plans"][0]["words"] in page.inner_text(".verdict")
 
 
-def test_degrees_of_a_link_are_kept_and_the_others_are_searched(open_page, address):
-    page = open_page("planner.html#model=70b&gpus=512&tp=8")
-    settled(page)
-    best = asked(address, f"best?{QUESTION}&tp=8")["plans"][0]
-    assert best["words"] in page.inner_text(".verdict") and best["layout"]["tp"] == 8
-    assert page.url.endswith("&tp=8")  # what is given, and no more
-
-
-def test_an_abandoned_search_ends(open_page):
-    from lab.site import plans
-
-    page = open_page("planner.html")
-    settled(page)
-    with page.expect_request("**/best?**qwen3**"):
-        page.select_option("select[name=model]", "qwen3-235b")
-    page.select_option("select[name=model]", "1b")
-    settled(page)
-    assert plans.SEARCHES.acquire(timeout=60) and plans.SEARCHES.acquire(timeout=60)
-    plans.SEARCHES.release(2)
-
-
+@PYTHON
 def test_a_change_that_works_is_offered_if_nothing_fits(open_page):
     page = open_page("planner.html#model=405b&gpus=8")
     settled(page)
@@ -98,19 +77,6 @@ def test_a_bad_link_is_told_in_a_line(open_page, link, shown):
     assert "✓" in page.inner_text(".verdict") and shown in page.url and link not in page.url
 
 
-def test_a_search_that_fails_and_a_server_that_is_gone_are_told(open_page):
-    page = open_page("planner.html", height=600)
-    settled(page)
-    page.route("**/best?**", lambda route: route.fulfill(**FAILS))
-    press(page, "gpus", "ArrowLeft")
-    assert "the search took more" in page.inner_text(".problem")
-    assert not page.locator(".tool.waits").count()
-    page.unroute("**/best?**")
-    page.evaluate("() => { fetch = () => Promise.reject(new TypeError('Failed to fetch')); }")
-    press(page, "gpus", "ArrowLeft")
-    assert "make page" in page.inner_text(".problem")
-
-
 def test_a_map_of_layouts_is_filled_when_it_is_seen(open_page):
     page = open_page("planner.html", height=600)
     settled(page)
@@ -118,3 +84,36 @@ def test_a_map_of_layouts_is_filled_when_it_is_seen(open_page):
     page.locator(".map").scroll_into_view_if_needed()
     page.locator(".map button", has_text="%").first.click()
     page.wait_for_url("**model=1b**")
+
+
+# ----------------------------------------------------------------------------------------- answers
+
+
+def alike(one, other):
+    """From Python 3.12 on, sum() rounds differently: the last digits differ."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return one == (pytest.approx(other, rel=1e-12) if isinstance(other, float) else other)
+
+
+def answer(page, query):
+    return page.evaluate("""async query => {
+        try { return await ask(query, null, () => null); } catch (error) { return error.message; }
+    }""", query)
+
+
+@PYTHON
+def test_python_in_the_browser_answers_as_it_does_here(open_page):
+    page = open_page("schedules.html")
+    for name, asked in (
+            ("plan", {"model": "qwen3-235b", "gpus": 512, "ep": 32}),
+            ("best", {"model": "8b", "gpus": 24, "batch": 96, "cluster": "a100"}),
+            ("schedule", {"schedule": "dualpipe", "ranks": 5, "micro_batches": 20, "chunks": 2,
+                          "breadth_first": "false", "F": 1.3, "B": 1, "W": 1}),
+            ("roofline", {"cluster": "h200", "model": "70b", "chips": 48, "strategy": "both",
+                          "zero_axes": 1, "tp_axes": 1})):
+        found = answer(page, tools.written(name, asked))
+        assert alike(found, answers.answer(name, asked)), asked
+    assert "none" in answer(page, "plan?model=70b&gpus=none")

@@ -1,12 +1,14 @@
-"""The tools in a browser: they draw what the server answers, and each control moves something.
+"""The tools in a browser: they draw the answers, and each control moves something.
 
 The planner has a file of its own, test_planner.py.
 """
 
+from urllib.parse import urlencode
+
 import pytest
 
 from lab.site import tools
-from tests.lab.site.in_browser.seen import asked, broken, move, settled, shoot, sliders
+from tests.lab.site.in_browser.seen import answer_of, broken, move, settled, shoot, sliders
 
 pytestmark = pytest.mark.full
 TOOLS = [name for name in tools.TOOLS if name != "planner"]
@@ -63,14 +65,14 @@ def test_a_lesson_plays_its_tool_at_once(open_page, lesson):
     """It brings the first answer along, and asks for more when something is moved."""
     page = open_page(f"{lesson}.html", color_scheme="dark")
     mounted = f"#play-{LESSONS[lesson]}"
-    tool, questions = page.locator(mounted), []
-    page.on("request", lambda one: questions.append(one.url) if "/api/" in one.url else None)
+    tool, loaded = page.locator(mounted), []
+    page.on("request", lambda one: loaded.append(one.url) if "/answers/" in one.url else None)
     settled(page)
     before = tool.locator(".results").inner_html()
-    assert tool.locator(".verdict").inner_text() and not questions
+    assert tool.locator(".verdict").inner_text() and not loaded
     for name in sliders(page, mounted):
         move(page, name, tool=mounted)
-    assert tool.locator(".results").inner_html() != before and questions and "#" not in page.url
+    assert tool.locator(".results").inner_html() != before and loaded and "#" not in page.url
     links = [one.get_attribute("href") for one in tool.locator(".more a").all()]
     assert all(link.startswith(f"{LESSONS[lesson]}.html#") for link in links)
     assert not broken(page, "pale", "overlaps")
@@ -103,13 +105,13 @@ def cells(page):
             Number(rank), Number(row), Number(at), cell])""")}
 
 
-def test_rounds_of_a_collective_are_drawn_as_they_were_played(open_page, address):
+def test_rounds_of_a_collective_are_drawn_as_they_were_played(open_page):
     page = open_page("collectives.html", reduced_motion="reduce")
     settled(page)
     for name in ("all_reduce_ring", "broadcast", "all_gather", "barrier"):
         page.select_option("select[name=collective]", name)
         settled(page)
-        told = asked(address, f"collective?collective={name}&ranks=4")
+        told = answer_of("collectives", collective=name)
         for i, state in enumerate(told["states"]):
             if i:
                 page.press("input[name=round]", "ArrowRight")
@@ -121,14 +123,16 @@ def test_rounds_of_a_collective_are_drawn_as_they_were_played(open_page, address
     shoot(page, "collectives")
 
 
-@pytest.mark.parametrize("mesh", ["pp=1&dp=2&tp=4&experts=8&ep=4",
-                                  "chapter=04_tensor_parallel&tp=4&pp=1&dp=1"])
-def test_a_rank_shows_the_share_of_each_matrix_that_it_holds(open_page, address, mesh):
-    page = open_page(f"cuts.html#{mesh}")
+@pytest.mark.parametrize("mesh", [
+    {"pp": 1, "dp": 2, "tp": 4, "experts": 8, "ep": 4},
+    {"chapter": "04_tensor_parallel", "tp": 4, "pp": 1, "dp": 1}])
+def test_a_rank_shows_the_share_of_each_matrix_that_it_holds(open_page, mesh):
+    page = open_page(f"cuts.html#{urlencode(mesh)}")
     settled(page)
     page.locator(".ranks button").nth(3).click()
     assert "rank=3" in page.url
-    shards = asked(address, f"cuts?{mesh}")["ranks"][3]["shards"]
+    answer = answer_of("cuts", **mesh)
+    shards = answer["holdings"][answer["ranks"][3]["holding"]]["shards"]
     held = page.eval_on_selector_all(".held", """all => all.map(one => {
         let whole = one.previousSibling;
         while (!whole.matches(".empty")) whole = whole.previousSibling;
@@ -145,10 +149,10 @@ def test_a_rank_shows_the_share_of_each_matrix_that_it_holds(open_page, address,
     shoot(page, "cuts")
 
 
-def test_the_bars_of_memory_are_as_wide_as_their_bytes(open_page, address):
+def test_the_bars_of_memory_are_as_wide_as_their_bytes(open_page):
     page = open_page("memory.html#billions=70&ranks=64&precision=bf16&stage=zero2&gpu=h200")
     settled(page)
-    told = asked(address, "memory?billions=70&ranks=64&precision=bf16")
+    told = answer_of("memory", billions=70, ranks=64, precision="bf16")
     whole = float(page.get_attribute(".bars svg", "viewBox").split()[2])
     drawn = page.eval_on_selector_all(
         ".bars .stage", """all => all.map(stage => [...stage.querySelectorAll(".piece")].map(
@@ -160,25 +164,26 @@ def test_the_bars_of_memory_are_as_wide_as_their_bytes(open_page, address):
     shoot(page, "memory")
 
 
-@pytest.mark.parametrize("link", ["ranks=16&hop=12", "ranks=5&documents=64&cut=document&hop=2"])
-def test_a_ring_has_the_blocks_of_its_hops(open_page, address, link):
-    page = open_page(f"rings.html#{link}")
+@pytest.mark.parametrize(("asked", "hop"), [
+    ({"ranks": 16}, 12), ({"ranks": 5, "documents": 64, "cut": "document"}, 2)])
+def test_a_ring_has_the_blocks_of_its_hops(open_page, asked, hop):
+    page = open_page(f"rings.html#{urlencode(asked | {'hop': hop})}")
     settled(page)
-    question, _, hop = link.rpartition("&hop=")
-    told = asked(address, f"ring?{question}")
+    told = answer_of("rings", **asked)
     for variant in ("ring", "zigzag"):
         counts = [sum(map(len, ranks)) for ranks in told[variant]["shapes"]]
         drawn = [page.locator(f".{variant}-matrix .block.{kind}").count()
                  for kind in ("past", "now", "later")]
-        assert drawn == [sum(counts[:int(hop)]), counts[int(hop)], sum(counts[int(hop) + 1:])]
+        assert drawn == [sum(counts[:hop]), counts[hop], sum(counts[hop + 1:])]
     assert not broken(page, "pale", "overlaps")
-    shoot(page, f"rings-{link.replace('&', '-')}")
+    shoot(page, f"rings-{hop}")
 
 
-def test_the_actions_of_a_schedule_are_as_long_as_they_take(open_page, address):
-    page = open_page("schedules.html#schedule=interleaved&ranks=4&micro_batches=8&B=1.5&W=0.5")
+def test_the_actions_of_a_schedule_are_as_long_as_they_take(open_page):
+    asked = {"schedule": "1f1b", "ranks": 4, "micro_batches": 16}
+    page = open_page(f"schedules.html#{urlencode(asked)}")
     settled(page)
-    told = asked(address, "schedule?schedule=interleaved&ranks=4&micro_batches=8&B=1.5&W=0.5")
+    told = answer_of("schedules", **asked)
     assert f"{100 * told['bubble']:.1f}%" in page.inner_text(".verdict")
     drawn = page.eval_on_selector_all(".time .action", """all => all.map(one => [one.dataset.kind,
         Number(one.dataset.micro), Number(one.firstChild.getAttribute("x")),
