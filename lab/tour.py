@@ -6,9 +6,8 @@
     python -m lab.tour --figures        what figures/ is drawn from, on 8 ranks; `make figures`
 
 Chapter 02 comes first. Each run is told as a reader types it; its ranks are forked from one
-interpreter that has imported torch (lab/run/ranks.py), which saves seconds a run. One goes
-through torchrun itself. A run that fails is named, and the others go on. What a room shows is a
-list in its about.py.
+interpreter that has imported torch (lab/run/ranks.py), which saves seconds a run. A run
+that fails is named, and the others go on. What a room shows is a list in its about.py.
 
 Exit status: 0; 1 if a run has failed, or a figure; 2 for a word that is no room; 130 after Ctrl-C:
 then what is done stays, and a line says what draws it.
@@ -59,9 +58,10 @@ def play(stop, words):
     for word in words:                  # a checkpoint of an earlier tour would be gone on from
         if word.startswith("--save="):
             shutil.rmtree(ROOT / word.removeprefix("--save="), ignore_errors=True)
-    print(f"\n# {stop.what}\n$ {ranks.typed(words, stop.ranks)}", flush=True)
-    launch = ranks.Launched if stop.by_torchrun else ranks.Ranks
-    started = launch(*words, world=stop.ranks, cwd=ROOT, buffering=1)
+    print(f"
+# {stop.what}
+$ {ranks.typed(words, stop.ranks)}", flush=True)
+    started = ranks.Ranks(*words, world=stop.ranks, cwd=ROOT, buffering=1)
     shown, end = 0, time.monotonic() + LIMIT
     try:
         while None in (statuses := started.wait(0.2, grace=2)) and time.monotonic() < end:

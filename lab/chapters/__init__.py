@@ -106,7 +106,7 @@ class Stop(NamedTuple):
     """A stop of the tour: one command, and what it is for. words: what a reader types after
     `python` or torchrun's flags. what: it shows. seconds: that it took on two quiet cores. ranks:
     0, without torchrun. name: of its JSON; "", it writes none. drawn_on: ranks for figures/; None,
-    no figure shows it. by_torchrun: it is started as it is typed."""
+    no figure shows it."""
 
     words: str
     what: str
@@ -114,4 +114,3 @@ class Stop(NamedTuple):
     name: str = ""
     ranks: int = 4
     drawn_on: int | None = 8
-    by_torchrun: bool = False

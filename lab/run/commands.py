@@ -122,19 +122,10 @@ def output(example: str) -> Callable[[str], Path]:
             try_to_write(path, is_file)
         except OSError as error:
             why = f" ({error.strerror})" if error.strerror else ""
-            raise refusal()(f"cannot write {text!r}{why}", writable(example, is_file)) from None
+            raise refusal()(f"cannot write {text!r}{why}", example) from None
         return path
 
     return convert
-
-
-def writable(example: str, is_file: bool) -> str:
-    """The example, or the same in the folder for temporary files where it can't be written."""
-    try:
-        try_to_write(Path(example), is_file)
-    except OSError:
-        return str(Path(tempfile.gettempdir(), example))
-    return example
 
 
 def try_to_write(path: Path, is_file: bool) -> None:

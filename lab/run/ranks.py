@@ -10,7 +10,6 @@ of each rank, and the store through which they meet. What torchrun does besides,
 again and to find those of other machines, is its own.
 """
 
-import contextlib
 import functools
 import gc
 import itertools
@@ -18,7 +17,6 @@ import math
 import multiprocessing
 import os
 import runpy
-import subprocess
 import sys
 import tempfile
 import time
@@ -53,12 +51,6 @@ def typed(words: Iterable[str], world: int = 0) -> str:
     """The command that a reader types for the same; world=0: one process, without torchrun."""
     launcher = f"torchrun --standalone --nproc_per_node={world}" if world else "python"
     return " ".join([launcher, *words])
-
-
-def torchrun(words: Iterable, world: int) -> list[str]:
-    """The same command for subprocess, with this interpreter."""
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone",
-            f"--nproc_per_node={world}", *map(str, words)]
 
 
 @functools.cache                        # not at import, which every new process does
@@ -172,40 +164,6 @@ class Ranks:
             process.kill()              # one that is stopped by SIGSTOP as well
         for process in self.processes:
             process.join()
-
-
-class Launched:
-    """The same through torchrun itself: its exit status stands for those of its ranks."""
-
-    def __init__(self, *words, world: int, cwd: Path = ROOT, buffering: int = -1):
-        self.paths = [Path(f"{folder().name}/{next(NUMBER)}") for _ in range(2)]
-        unbuffered = {"PYTHONUNBUFFERED": "1"} if buffering == 1 else {}
-        with self.paths[0].open("w") as out, self.paths[1].open("w") as err:
-            self.process = subprocess.Popen(torchrun(words, world), cwd=cwd, stdout=out, stderr=err,
-                                            env=os.environ | {"OMP_NUM_THREADS": "1"} | unbuffered)
-
-    def wait(self, timeout: float | None = 100, grace: float | None = None) -> list[int | None]:
-        """torchrun ends the others at once."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout)
-        return [self.process.returncode]
-
-    def out(self) -> str:
-        return self.paths[0].read_text()
-
-    def err(self) -> str:
-        return self.paths[1].read_text()
-
-    def stop(self):
-        """With its ranks, which are in sessions of their own."""
-        import psutil  # here: what starts no torchrun does without it
-
-        if self.process.poll() is None:
-            ranks = psutil.Process(self.process.pid).children(recursive=True)
-            for process in [self.process, *ranks]:
-                with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                    process.kill()
-            self.process.wait()
 
 
 def store():

@@ -21,7 +21,6 @@ def test_every_chapter_is_seen_and_02_comes_first():
     assert tour.rooms()[0] == "02" and {*tour.rooms()} == {*chapters.ROOMS} - {"kernels"}
     names = [stop.name for room in tour.rooms() for stop in tour.stops_of(room) if stop.name]
     assert len({*names}) == len(names)
-    assert sum(stop.by_torchrun for room in tour.rooms() for stop in tour.stops_of(room)) == 1
 
 
 def test_every_run_is_accepted_on_its_ranks():
@@ -73,9 +72,8 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, monkeypatch, c
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("number", "by_torchrun"), [
-    (signal.SIGINT, True), (signal.SIGTERM, False)])
-def test_nothing_is_left_running(tmp_path, number, by_torchrun):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_running(tmp_path, number):
     (tmp_path / "runs").mkdir()
     (tmp_path / "done.py").write_text("")
     (tmp_path / "sleeps.py").write_text(
@@ -88,7 +86,7 @@ def test_nothing_is_left_running(tmp_path, number, by_torchrun):
     from lab.run import commands
     tour.ROOT = Path({str(tmp_path)!r})
     stops = [Stop("done.py", "", 1, name="02_done", ranks=0),
-             Stop("sleeps.py", "", 1, ranks=2, by_torchrun={by_torchrun})]
+             Stop("sleeps.py", "", 1, ranks=2)]
     commands.program(lambda: tour.tour(stops, Path("runs"), "runs"))
 """
     (tmp_path / "main.py").write_text(lines)

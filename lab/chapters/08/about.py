@@ -10,7 +10,7 @@ TOUR = (
          "rows to experts and back", 5, name="08_expert_parallel"),
     Stop(f"{SMALL} --balance=none",
          "experts that nobody balances", 9,
-         name="08_expert_parallel-none", ranks=2, drawn_on=2, by_torchrun=True),
+         name="08_expert_parallel-none", ranks=2, drawn_on=2),
     Stop(f"{SMALL} --balance=loss",
          "a loss that balances them", 3, name="08_expert_parallel-loss", ranks=2, drawn_on=2),
     Stop(f"{SMALL} --balance=bias",

@@ -1,11 +1,8 @@
 """What is refused costs one line, which names the flag and what would work; and that works."""
 
-import errno
 import functools
 import os
 import random
-import tempfile
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -69,19 +66,6 @@ def test_a_line_names_the_flag_and_what_works(run_chapter, files):
 def test_a_refusal_stays_on_its_line(run_chapter):
     _, _, errors = run_chapter(TWO, "--data=a\nb\x1b[31m\u202ec\udcff")
     assert r"a\nb\x1b[31m\u202ec\udcff" in errors and errors.count("\n") == 1
-
-
-def test_from_a_read_only_folder_another_one_is_suggested(run_chapter, monkeypatch):
-    temporary = tempfile.TemporaryFile
-
-    def not_here(dir):
-        if str(dir) == ".":
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return temporary(dir=dir)
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", not_here)
-    works = Path(tempfile.gettempdir(), "run.json")
-    hold_refusals(run_chapter, TWO, [("--json=x.json", 1, "--json", f"--json {works}")])
 
 
 def test_only_an_accepted_command_line_makes_folders(run_chapter, tmp_path):

@@ -217,8 +217,9 @@ def test_difference_is_never_silently_zero():
 
 def verdict(rounding, **worst):
     worst = {kind.replace("_", " "): (off, f"{kind} of p") for kind, off in worst.items()}
-    verifier = Verifier(mock.Mock(about=None), 1, verify.tolerances(rounding, "adamw"))
-    verifier.rounding, verifier.worst, verifier.steps = rounding, worst, 2
+    run = mock.Mock(about=mock.Mock(rounding=lambda args: rounding))
+    verifier = Verifier(run, 1, verify.tolerances(rounding, "adamw"))
+    verifier.worst, verifier.steps = worst, 2
     return verifier.verdict()
 
 
