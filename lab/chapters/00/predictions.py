@@ -14,8 +14,10 @@ def predictions(pick):
         ("scatter", "(N-1)/N * S", "rank 0 sends all but its own part"),
         ("all_gather", "(N-1) * S", "S/N of each of N ranks, in each of N-1 rounds"),
         ("all_reduce_ring", "2 * (N-1) * S", "S/N of each of N ranks, in each of 2 (N-1) rounds"))
-    seconds = lambda name, size, latency, bandwidth=bandwidth: chapter.seconds(
-        f"all_reduce_{name}", n, size, latency, bandwidth)
+
+    def seconds(name, size, latency):
+        return chapter.seconds(f"all_reduce_{name}", n, size, latency, bandwidth)
+
     tiny = seconds("ring", 0, latency) / seconds("doubling", 0, latency)
     rounds = seconds("ring", 0, latency) - seconds("tree", 0, latency)      # that the ring has more
     of_a_byte = seconds("tree", 1, 0) - seconds("ring", 1, 0)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from common import PRESETS, Text
-from lab.chapters import chapter
+from lab.chapters import chapter, held
 from lab.drawing import (
     BLUE,
     ORANGE,
@@ -77,12 +77,12 @@ def shapes_of(block, queries, keys):
     begin = [0] * len(queries) if block.low is None else block.low.tolist()
     seen = [len(keys) - i * block.causal for i in reversed(range(len(queries)))]
     for piece in neighbours(keys):
-        until = at + len(piece)
-        rows = [(row, piece[0] + max(left, at) - at, piece[0] + min(right, until) - at)
-                for row, left, right in zip(queries, begin, seen) if left < until and right > at]
+        end = at + len(piece)
+        rows = [(row, piece[0] + max(left, at) - at, piece[0] + min(right, end) - at)
+                for row, left, right in zip(queries, begin, seen) if left < end and right > at]
         if rows:
             shapes.append(shape(rows))
-        at = until
+        at = end
     return shapes
 
 
@@ -102,17 +102,17 @@ def shape(lines):
 def bands(lines):
     """Neighbouring rows whose ends move alike: [top, bottom, left and right of the first row, and
     by how much these move from row to row, 0 or 1]."""
-    found = []
+    groups = []
     for row, left, right in lines:
-        if found:
-            top, bottom, a, b, *step = found[-1]
+        if groups:
+            top, bottom, a, b, *step = groups[-1]
             rows = bottom - top
             moved = [left - a - step[0] * (rows - 1), right - b - step[1] * (rows - 1)]
             if rows == 1 or moved == step:
-                found[-1] = [top, bottom + 1, a, b, *moved]
+                groups[-1] = [top, bottom + 1, a, b, *moved]
                 continue
-        found.append([row, row + 1, left, right, 0, 0])
-    return found
+        groups.append([row, row + 1, left, right, 0, 0])
+    return groups
 
 
 def neighbours(places):
@@ -134,7 +134,7 @@ def padding_of(layout):
 
 def holds_of(layout):
     """The same of what each part holds."""
-    return [ends(mine.tolist()) for mine in layout.positions]
+    return [ends(positions.tolist()) for positions in layout.positions]
 
 
 def ends(places):
@@ -229,11 +229,11 @@ def draw_several(figure, run):
         layout = layout_of(*cut, parts, starts, config["window"], config["inner"])
         hops = shapes_by_hop(layout)
         draw_matrix(matrix, layout, hops)
-        room = len(layout.starts)
-        padded = f", {room / len(starts) - 1:.0%} of it padding (pale)" * (room > len(starts))
-        matrix.set_title(f"{name}: {room} tokens{padded}\nqueries down, keys across; coloured by "
+        tokens = len(layout.starts)
+        padded = f", {tokens / len(starts) - 1:.0%} of it padding (pale)" * (tokens > len(starts))
+        matrix.set_title(f"{name}: {tokens} tokens{padded}\nqueries down, keys across; coloured by "
                          "rank, numbered by hop")
-        imbalance = room("06", "held").imbalance(layout)
+        imbalance = held("06").imbalance(layout)
         draw_work(work, hops, imbalance)
         work.set_title(f"pairs of a query and a key: the busiest rank has {imbalance:.2f} "
                        "times the mean", fontsize=9)
@@ -263,8 +263,8 @@ def draw_matrix(axes, layout, hops):
 
     seq = len(layout.starts)
     points, strip = 330 / seq, 0.025 * seq              # of a token; of the tokens, as wide
-    for rank, held in enumerate(holds_of(layout)):
-        for top, bottom in held:
+    for rank, ranges in enumerate(holds_of(layout)):
+        for top, bottom in ranges:
             axes.add_patch(Rectangle((-1.4 * strip, top), strip, bottom - top, linewidth=0,
                                      facecolor=color_of(rank)))
     for hop, of_hop in enumerate(hops):

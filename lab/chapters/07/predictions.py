@@ -26,7 +26,11 @@ def predictions(pick):
     also = {0: "the embedding", cfg.layers + 1: "the head with its LayerNorm"}
     stages = ", ".join([count(len(blocks), "block"),
                         *[also[module] for module in modules if module in also]])
-    row = lambda name: name if rank == 0 else ""            # the report is about rank 0
+
+    def row(name):
+        """Of the report, which is about rank 0."""
+        return name if rank == 0 else ""
+
     message = b * cfg.seq * cfg.dim * e
     wait = {"interleaved": "({p}-1)/2 / m", "zb-h1": "({p}-1)/3 / m",
             "dualpipe": "({p}/2-1) * 2/3 / m", "dualpipe-v": "({p}-1)/2 * 2/3 / m"}

@@ -154,22 +154,24 @@ def draw_mesh(axes, run):
 def boxes_around(corners, first, last):
     """The corners of a machine's ranks: all together if their bounding box has no other rank in it,
     otherwise row by row."""
-    mine = corners[first:last]
-    (left, top), (right, bottom) = (map(f, zip(*mine)) for f in (min, max))
+    machine = corners[first:last]
+    (left, top), (right, bottom) = (map(f, zip(*machine)) for f in (min, max))
     inside = [(x, y) for x, y in corners if left <= x <= right and top <= y <= bottom]
-    if len(inside) == len(mine):
-        return [mine]
-    return [[corner for corner in mine if corner[1] == row] for row in {y for _, y in mine}]
+    if len(inside) == len(machine):
+        return [machine]
+    rows = {y for _, y in machine}
+    return [[corner for corner in machine if corner[1] == row] for row in rows]
 
 
 def neighbours(run):
     """[(axis, rank, rank)]: whose places differ by one on one axis; those on ep as well."""
-    found, places = [], places_of(run)
+    links, places = [], places_of(run)
     for one, at in enumerate(places):
         for axis in at:
             after = at | {axis: at[axis] + 1}
-            found += [(axis, one, places.index(after))] if after in places else []
-    return found + [("ep", *pair) for group in groups_of_experts(run)
+            if after in places:
+                links.append((axis, one, places.index(after)))
+    return links + [("ep", *pair) for group in groups_of_experts(run)
                     for pair in zip(group, group[1:])]
 
 
@@ -205,15 +207,15 @@ def draw_link(axes, axis, slot, start, end, leaves):
 def sent_on(run):
     """What is sent: [(name, axes that its groups lie along, bytes of a rank in the mean, ranks of a
     group, whether any group leaves a machine)]."""
-    places, found = places_of(run), []
+    places, rows = places_of(run), []
     for name, axis in run["recorded"]["axes"].items():
         [first, *_] = groups = axis["groups"]
         along = ["ep"] if name == "ep" else [
             each for each in places[0] if len({places[rank][each] for rank in first}) > 1]
         if axis["total"]:
             mean = axis["total"] / sum(map(len, groups))
-            found.append((name, along, mean, len(first), axis["leaves"]))
-    return found
+            rows.append((name, along, mean, len(first), axis["leaves"]))
+    return rows
 
 
 def draw_sent(axes, run, most):
@@ -256,9 +258,9 @@ def draw_tokens(axes, run):
     few(config["seq"], "positions", 2**22)
     for rank, (_, dp, cp, tp) in enumerate(run["recorded"]["places"]):
         runs = five.runs_of(cp, count["cp"], torch.zeros(config["seq"], dtype=torch.int64))
-        mine = torch.cat(runs).chunk(count["tp"])[tp]
-        gaps = (mine.diff() > 1).nonzero().flatten() + 1
-        for span in mine.tensor_split(gaps):
+        positions = torch.cat(runs).chunk(count["tp"])[tp]
+        gaps = (positions.diff() > 1).nonzero().flatten() + 1
+        for span in positions.tensor_split(gaps):
             start, end = span[0].item(), span[-1].item() + 1
             holders.setdefault((dp, start, end), []).append(rank)
     size = min(7, 60 * count["dp"] / len(holders))
@@ -289,8 +291,8 @@ COLUMNS = ("attn.q", "attn.o"), ("attn.k", "attn.v", "mlp.router"), ("mlp.up",),
 def draw_block(axes, run):
     """The matrices of block 1 in the parts that were recorded, and who has each. Of experts there
     is one matrix beside the other."""
-    everyones = enumerate(run["recorded"]["shards"])
-    held = {rank: shards for rank, shards in everyones if "attn.q" in shards}
+    held = {rank: shards for rank, shards in enumerate(run["recorded"]["shards"])
+            if "attn.q" in shards}
     shapes = {name: shape for name, (shape, _) in next(iter(held.values())).items()}
     unit = shapes["attn.q"][1]                          # the model's dim
     columns = [[name for name in column if name in shapes] for column in COLUMNS]
@@ -333,11 +335,11 @@ def draw_block(axes, run):
 def who_has(run, ranks, everyone, axis):
     """Which of all ranks that have something have this, as {axis: index} and in words."""
     places = with_experts(run)
-    theirs, all_of_them = ({places[rank].get(axis, 0) for rank in some}
-                           for some in (ranks, everyone))
-    if theirs == all_of_them:
+    indices, all_indices = ({places[rank].get(axis, 0) for rank in some}
+                            for some in (ranks, everyone))
+    if indices == all_indices:
         return {}, "all"
-    return {axis: min(theirs)}, f"{axis} {listed(sorted(theirs))}"
+    return {axis: min(indices)}, f"{axis} {listed(sorted(indices))}"
 
 
 def boxes_of(shape, cuts, unit):
@@ -351,12 +353,12 @@ def boxes_of(shape, cuts, unit):
     if len(shape) == 2:
         return [(left / unit, top / unit, wide / unit, tall / unit)]
     experts, rows, columns = shape
-    found, mine = [], range(low[0], low[0] + few(size[0], "experts"))
-    for expert in mine:
+    boxes = []
+    for expert in range(low[0], low[0] + few(size[0], "experts")):
         if rows < columns:
             step = columns / experts
-            found.append((left, expert * step + top / rows * step, wide, tall / rows * step))
+            boxes.append((left, expert * step + top / rows * step, wide, tall / rows * step))
         else:
             step = rows / experts
-            found.append((expert * step + left / columns * step, top, wide / columns * step, tall))
-    return [[number / unit for number in one] for one in found]
+            boxes.append((expert * step + left / columns * step, top, wide / columns * step, tall))
+    return [[number / unit for number in one] for one in boxes]

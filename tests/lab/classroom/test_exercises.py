@@ -62,6 +62,7 @@ def test_the_table_is_sound():
 @pytest.mark.parametrize(("right", "wrong", "error"), [
     ("level = 1\n", "", "02.1: .*level"), ("level = 1", "lvl = 1", "02.1: .*lvl"),
     ('value = "', 'vlue = "', "02.1: 'value' is missing"),
+    ('value = "', 'value = "(', "02.1: '.' was never closed"),
     ("hints = [", "hnts = [", "02.1: 'hints' is missing"),
     ("[[exercises]]", "[[exercises]", "line")])
 def test_a_wrong_file_is_one_clear_line(tmp_path, right, wrong, error):
