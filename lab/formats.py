@@ -305,7 +305,7 @@ def small_moments(args):
 # --------------------------------------------------------------------------------------- the figure
 
 def draw(shares, losses, path):
-    """The figure of lost updates, and of the losses {way: losses}."""
+    """Draw the spacing of numbers, the shares of `lost_by_kind`, and {way: losses}."""
     figure, (distances, bars, gaps) = new_figure(13, 4.2, 1, 3)
 
     x = torch.logspace(-8, 5, 2000, dtype=torch.float64)

@@ -61,6 +61,7 @@ def draw_one(runs, chapter, path):
 
 
 def tell(why, status):
+    """Say why something is not drawn. Returns the status."""
     say(why)
     return status
 

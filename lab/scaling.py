@@ -367,6 +367,7 @@ def measure_step(variant, plan, ratio, group):
 # -------------------------------------------------------------------------------- the command line
 
 def parse(argv):
+    """The command line; raises Refused."""
     parser = commands.Parser("-m lab.scaling", description=__doc__)
     parser.add_argument("part", nargs="?", choices=("rates", "overlap"), help="on torchrun's ranks")
     parser.add_argument("--json", type=commands.output("scaling.json"), help="write all rows")

@@ -314,6 +314,7 @@ def three_times(text):
 
 
 def parse(chapter, argv):
+    """The command line; raises Refused."""
     parser = commands.Parser("-m lab.schedules", description=__doc__)
     add, count = parser.add_argument, commands.number(int, 1, 4097, 2)
     known = [name for name in chapter.VARIANTS if name != "torch"]

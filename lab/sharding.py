@@ -56,6 +56,7 @@ def setting(text):
 
 
 def parse(argv):
+    """The command line; raises Refused."""
     parser = commands.Parser("-m lab.sharding", description=__doc__)
     parser.add_argument("product", type=product, nargs="?", default=EXAMPLE,
                         help=f'default: "{EXAMPLE}"')

@@ -69,11 +69,15 @@ class Parts(dict):
 # --------------------------------------------------------------------------------- to files, by DCP
 
 class SavePlanner(dcp.DefaultSavePlanner):
+    """Finds a rectangle that is to be written in {name: Parts}."""
+
     def lookup_object(self, index):
         return self.state_dict[index.fqn][index.offset]
 
 
 class LoadPlanner(dcp.DefaultLoadPlanner):
+    """Finds a rectangle that is to be filled in {name: Parts}."""
+
     def lookup_tensor(self, index):
         return self.state_dict[index.fqn][index.offset]
 
@@ -120,6 +124,7 @@ class Checkpoint:
         return value
 
     def load_model(self, model):
+        """Fill the parameters and buffers of a model."""
         for name, p in (*named_parameters(model), *model.named_buffers()):
             if name in self.index["tensors"]:           # a buffer that does not change is not
                 p.data.copy_(self.value(name, p))

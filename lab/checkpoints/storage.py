@@ -103,7 +103,7 @@ def done(result=None):
 
 
 class Storage:
-    """What DCP calls in every storage, and what is nothing here."""
+    """What DCP calls in every storage, and what needs no answer here."""
 
     def reset(self, checkpoint_id=None):
         """There is one checkpoint for each Writer and Reader."""
@@ -139,13 +139,15 @@ class Writer(Storage, StorageWriter):
     def set_up_storage_writer(self, *args, **more):
         pass
 
-    def prepare_global_plan(self, plans):               # on rank 0, before anybody writes
+    def prepare_global_plan(self, plans):
+        """On rank 0, before anybody writes: make the hidden folder."""
         for unfinished in self.folder.parent.glob(".step-[0-9]*"):      # of a save that has failed
             shutil.rmtree(unfinished, ignore_errors=True)
         self.hidden.mkdir(parents=True)
         return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
-    def write_data(self, plan, planner):                # on each rank
+    def write_data(self, plan, planner):
+        """On each rank: write its file, one rectangle after the other."""
         results, at, path = [], 0, self.hidden / f"{plan.storage_data}.bin"
         with path.open("xb") as file:
             for item in plan.items:
@@ -157,7 +159,8 @@ class Writer(Storage, StorageWriter):
         synced(path)
         return done(results)
 
-    def finish(self, metadata, results):                # on rank 0, once all have written
+    def finish(self, metadata, results):
+        """On rank 0, once all have written: write the index, and give the folder its name."""
         where, tensors = {}, {}
         for of_rank in results:
             where |= {result.index: result.storage_data for result in of_rank}
@@ -199,6 +202,7 @@ class Reader(Storage, StorageReader):
         return meta.Metadata(self.tensors)
 
     def read_data(self, plan, planner):
+        """Copy the saved rectangles into what this rank asks for."""
         for item in plan.items:
             rank, at, sizes, dtype = self.where[item.storage_index]
             size = math.prod(sizes) * dtype.itemsize

@@ -63,7 +63,7 @@ def test_what_there_is_no_figure_of_and_what_cannot_be_written(tmp_path, capsys)
 
 
 @pytest.mark.parametrize(("path", "value"), [
-    (["config", "layers"], 10**12), (["config"], None), (["world_size"], "x")])
+    (["recorded", "memory"], [[1, 2]]), (["config"], None), (["world_size"], "x")])
 def test_a_damaged_run_is_refused_by_its_name(recorded, tmp_path, capsys, path, value):
     [run] = recorded("01_single_gpu")
     file = tmp_path / "damaged.json"
