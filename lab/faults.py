@@ -57,7 +57,6 @@ from lab.checkpoints import checkpoint, storage
 from lab.checkpoints.saving import LOG
 from lab.run import commands, refusals
 from lab.run.about import as_check
-from lab.run.ranks import torchrun
 
 MODEL = ("--layers=2", "--dim=64", "--heads=4", "--kv-heads=2", "--seq=64", "--lr=0.002",
          "--dtype=float64", "--device=cpu", "--no-verify", "--batch=64")  # fmt: skip
@@ -172,8 +171,9 @@ def train(layout, folder, faults, *flags):
     """Run a chapter, and kill ranks of it. Returns for each fault when it was, how many steps were
     logged before the next start, and whether an incomplete checkpoint was left."""
     name, world, *own = layout
-    command = torchrun([f"--max-restarts={len(faults)}", ROOT / f"{name}.py", *MODEL, *own,
-                        f"--save={folder}", f"--resume={folder}", *flags], world)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+               f"--nproc_per_node={world}", f"--max-restarts={len(faults)}", ROOT / f"{name}.py",
+               *MODEL, *own, f"--save={folder}", f"--resume={folder}", *flags]
     since, kills, output = time.time(), [], folder.with_suffix(".txt")
     with output.open("a") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file,

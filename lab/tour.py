@@ -58,9 +58,7 @@ def play(stop, words):
     for word in words:                  # a checkpoint of an earlier tour would be gone on from
         if word.startswith("--save="):
             shutil.rmtree(ROOT / word.removeprefix("--save="), ignore_errors=True)
-    print(f"
-# {stop.what}
-$ {ranks.typed(words, stop.ranks)}", flush=True)
+    print(f"\n# {stop.what}\n$ {ranks.typed(words, stop.ranks)}", flush=True)
     started = ranks.Ranks(*words, world=stop.ranks, cwd=ROOT, buffering=1)
     shown, end = 0, time.monotonic() + LIMIT
     try:

@@ -68,25 +68,25 @@ def ways(asked, plan, gpus, noise_scale):
     for micro_batch, accumulated in itertools.product(sizes, ten.powers(few)):
         batch = dp * micro_batch * accumulated
         one = replace(layout, dp=dp, micro_batch=micro_batch)
-        found = ten.Plan(model, one, cluster, software, gpus, batch)
-        if not found.why:
-            yield Way(gpus, batch, accumulated, one, found.total, steps(batch * seq, noise_scale),
+        other = ten.Plan(model, one, cluster, software, gpus, batch)
+        if not other.why:
+            yield Way(gpus, batch, accumulated, one, other.total, steps(batch * seq, noise_scale),
                       tokens(batch * seq, noise_scale))
 
 
 def best_ways(asked, plan, noise_scale):
     """[Way] of the shortest time, for twice as many GPUs each time, until twice as many are not
     worth it, or no layout divides."""
-    found = []
+    best = []
     for doublings in range(DOUBLINGS):
         gpus = asked.gpus * 2**doublings
         every = list(ways(asked, plan, gpus, noise_scale))
         if not every:
             break
-        found.append(min(every, key=lambda way: way.time))
-        if len(found) > 1 and found[-1].time > (1 - WORTH) * found[-2].time:
+        best.append(min(every, key=lambda way: way.time))
+        if len(best) > 1 and best[-1].time > (1 - WORTH) * best[-2].time:
             break
-    return found
+    return best
 
 
 def as_data(way):
@@ -96,31 +96,31 @@ def as_data(way):
             "steps_over_least": way.steps, "tokens_over_least": way.tokens}
 
 
-def table(found, seq, noise_scale):
-    """Yield the lines of what `best_ways` has found. seq: tokens of a sequence."""
-    if not found:
+def table(best, seq, noise_scale):
+    """Yield the lines about what `best_ways` gives. seq: tokens of a sequence."""
+    if not best:
         yield "No batch fits: a layout that may fit is not followed."
         return
     yield (f"With a noise scale of {noise_scale:,.0f} tokens ({noise_scale / seq:,.0f} sequences), "
            "to the same loss, with the first of these layouts, of which dp grows:")
     yield (f"{'GPUs':>10}{'batch':>9} = micro x accum. x dp{'tokens':>10}{'s a step':>10}"
            f"{'steps/least':>13}{'tokens/least':>14}{'time':>7}{'GPU hours':>11}")
-    for way in found:
-        first, layout = found[0], way.layout
+    for way in best:
+        first, layout = best[0], way.layout
         degrees = f"{layout.micro_batch} x {way.accumulated} x {layout.dp}"
         yield (f"{way.gpus:>10,}{way.batch:>9,} = {degrees:<19}{way.batch * seq:>9.1e}"
                f"{way.seconds:>10.3f}{way.steps:>13.2f}{way.tokens:>14.2f}"
                f"{way.time / first.time:>7.0%}"
                f"{way.time * way.gpus / (first.time * first.gpus):>11.0%}")
-    yield verdict(found, seq, noise_scale)
+    yield verdict(best, seq, noise_scale)
 
 
-def verdict(found, seq, noise_scale):
+def verdict(best, seq, noise_scale):
     """From which batch on GPUs buy little, in a sentence."""
-    *_, last = found
-    if len(found) < 2 or last.time <= (1 - WORTH) * found[-2].time:
+    *_, last = best
+    if len(best) < 2 or last.time <= (1 - WORTH) * best[-2].time:
         return f"With {last.gpus:,} GPUs, twice as many do not divide, or were not tried."
-    enough = found[-2]
+    enough = best[-2]
     spared = 1 - last.time / enough.time
     return (f"Beyond {enough.gpus:,} GPUs, and a batch of {enough.batch * seq:,} tokens "
             f"({enough.batch * seq / noise_scale:.1f} noise scales), GPUs buy little: twice as "

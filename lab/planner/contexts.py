@@ -203,11 +203,11 @@ def title(cut):
 
 def table(ten, name, model, cluster, seq, ranks):
     """Yield the lines of a model, a sequence and so many ranks."""
-    found = ways(ten, model, seq, cluster, ranks)
+    layers = ways(ten, model, seq, cluster, ranks)
     yield (f"{name}: {seq:,} tokens on {ranks} GPUs, {seq // ranks:,} on each; computing takes "
-           f"{1e3 * found[0].computing:,.1f} ms")
+           f"{1e3 * layers[0].computing:,.1f} ms")
     yield HEAD
-    for way in found:
+    for way in layers:
         inside, between, card = inside_and_between(model, seq, way.cut, cluster.per_node)
         hop = f"{1e3 * way.hop:12.3g}{1e3 * way.block:8.3g}" if way.hop else f"{'-':>12}{'-':>8}"
         yield (f"  {title(way.cut):<26}{inside / 1e6:12,.0f}{between / 1e6:10,.0f}"

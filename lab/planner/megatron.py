@@ -65,12 +65,12 @@ def figure(ten, number):
 def figure_8(ten):
     """Speed over the micro-batch, as a share of the best, by equation 1 with the times of figure 7
     and p = 8."""
-    found = {}
+    curves = {}
     for batch in (128, 512):
         times = {b: equation_1(batch, b, 8, b / rate)
                  for b, rate in figure(ten, 7)["one GPU"].items()}
-        found[f"batch {batch}"] = {b: min(times.values()) / time for b, time in times.items()}
-    return found
+        curves[f"batch {batch}"] = {b: min(times.values()) / time for b, time in times.items()}
+    return curves
 
 
 def best(curve):

@@ -46,12 +46,12 @@ def matrices(model):
              "mlp" if experts == 1 else "experts": [(h, model.ffn, gates * experts)],
              "shared": [(h, model.ffn * model.shared, gates)],
              "routers": [(h, experts, 1)] if experts > 1 else []}
-    found = {kind: Counter() for kind in kinds}
+    of_layer = {kind: Counter() for kind in kinds}
     for kind, shapes in kinds.items():
         for rows, columns, count in shapes:
             if columns:
-                found[kind][min(rows, columns), max(rows, columns)] += count
-    return found
+                of_layer[kind][min(rows, columns), max(rows, columns)] += count
+    return of_layer
 
 
 def numbers(model, layout, software, held):
@@ -59,25 +59,25 @@ def numbers(model, layout, software, held):
     the norms there, has a row for each expert, and an expert two or three of ffn."""
     if software.optimizer == "adamw":
         return 0
-    found = {kind: both for kind, both in held.items() if kind not in ("norms", "tables")}
+    updated = {kind: both for kind, both in held.items() if kind not in ("norms", "tables")}
     if "experts" in held:
         rows = (3 if model.gated else 2) * model.ffn
-        found["routers"] = held["experts"][0] * layout.ep / rows, layout.stage
-    return sum(size / (n if layout.zero else 1) for size, n in found.values())
+        updated["routers"] = held["experts"][0] * layout.ep / rows, layout.stage
+    return sum(size / (n if layout.zero else 1) for size, n in updated.values())
 
 
 def groups(kinds, layout, software):
     """{(ranks that hold the same, whether neighbours of tp are among them): {Matrix: how many}} of
     a GPU. kinds: chapter 10's layers_of_stage. An expert is whole on its GPU."""
-    found = defaultdict(Counter)
+    owned = defaultdict(Counter)
     for model, layers in kinds:
         cuts = layout.cuts(model, software) | {"routers": 1}
         for kind, shapes in matrices(model).items():
             group = layout.stage // cuts[kind], kind == "keys" and layout.tp > cuts[kind]
             parts, shared = (1, layout.ep) if kind == "experts" else (cuts[kind], 1)
             for (m, n), count in shapes.items():
-                found[group][Matrix(m, n, parts)] += layers * count // shared
-    return {group: +own for group, own in found.items() if +own}
+                owned[group][Matrix(m, n, parts)] += layers * count // shared
+    return {group: +own for group, own in owned.items() if +own}
 
 
 # ------------------------------------------------------------------------------------ who does what
@@ -194,24 +194,24 @@ def seconds(kinds, layout, machine):
     """What a step takes longer than with AdamW alone, whose bytes are more."""
     if machine.software.optimizer == "adamw":
         return 0
-    found = cost(kinds, layout, machine)
+    own = cost(kinds, layout, machine)
     spared = machine.software.moment_bytes - 2 * WIDTH
-    return found.seconds - spared * found.numbers / machine.bandwidth
+    return own.seconds - spared * own.numbers / machine.bandwidth
 
 
 def explain(kinds, layout, machine, total):
     """Yield what it costs of a step of so many seconds, and what another way would cost instead."""
-    found = cost(kinds, layout, machine)
-    yield (f"Muon takes {in_words(found)}, {found.seconds / total:.2%} of the step: "
-           f"{found.flops / 1e12:,.1f} TFLOP of Newton-Schulz on the busiest GPU.")
+    dealt = cost(kinds, layout, machine)
+    yield (f"Muon takes {in_words(dealt)}, {dealt.seconds / total:.2%} of the step: "
+           f"{dealt.flops / 1e12:,.1f} TFLOP of Newton-Schulz on the busiest GPU.")
     if layout.zero:
         other = cost(kinds, layout, machine, "gather")
-        times = f"{other.flops / found.flops:.1f} times these FLOPs"
+        times = f"{other.flops / dealt.flops:.1f} times these FLOPs"
         how = f"To gather, with {times} on each GPU, would take"
     else:
         other = cost(kinds, replace(layout, zero=1), machine)
         how = "Dealt out among those who hold the same, with --zero 1, it would take"
-    if other.flops != found.flops:
+    if other.flops != dealt.flops:
         yield f"  {how} {in_words(other)}."
 
 

@@ -44,7 +44,7 @@ def whole(name, lowest=1):
 
 
 def between(lowest, highest, what, example):
-    """An argparse type: a number from one to another, which is what the refusal calls for."""
+    """An argparse type: a number within these bounds. what: how a refusal describes it."""
     def convert(text):
         with contextlib.suppress(ValueError):
             if lowest <= float(text) <= highest:
@@ -58,14 +58,14 @@ def between(lowest, highest, what, example):
 def comments(kind):
     """{field: the comment behind it in the chapter}, which is the help of its flag."""
     source = inspect.getsource(sys.modules[kind.__module__])    # of the class, it would be parsed
-    names, found = {field.name for field in fields(kind)}, {}
+    names, texts = {field.name for field in fields(kind)}, {}
     _, _, rest = source.partition(f"\nclass {kind.__name__}:\n")
     for line in rest.split("\n\n\n")[0].splitlines():
         code, _, comment = line.partition("  # ")
         name = code.partition(":")[0].strip()
         if comment and name in names:
-            found[name] = comment
-    return found
+            texts[name] = comment
+    return texts
 
 
 def options_of(ten, field):
@@ -249,10 +249,12 @@ class Question:
         if self.software.fp8:
             yield "MFU is of the peak in bf16: FP8 has twice that"
 
-    def find(self, gpus, fixed, batch=None):
-        """The plans that fit, and the others (see the chapter's `search`)."""
-        return self.ten.search(self.model, self.cluster, self.software, gpus, batch or self.batch,
-                               fixed, self.most)
+    def find(self, gpus=None, fixed=None, batch=None):
+        """The plans that fit, and the others (see the chapter's `search`); what is given here is
+        put in place of the question's."""
+        return self.ten.search(self.model, self.cluster, self.software, gpus or self.gpus,
+                               batch or self.batch, self.fixed if fixed is None else fixed,
+                               self.most)
 
     def find_fitting(self, gpus=None, fixed=None, batch=None):
         """A plan that fits if the question is changed so, or None. Of all plans, those with a
@@ -366,9 +368,9 @@ def title(asked, args, fit):
 def print_plans(asked, fit):
     """The ten best: seconds, speed, memory, layout, causes, and why it loses to the best."""
     for plan in fit[:10]:
-        told = as_json(asked, [plan])
-        line = (f"{plan.total:9.3f} s {told['tokens_per_second_per_gpu']:7.0f} tokens/s "
-                f"{told['tflops']:4.0f} TFLOP/s {told['mfu']:4.0%} {plan.bytes / 1e9:4.0f} GB  "
+        answer = as_json(asked, [plan])
+        line = (f"{plan.total:9.3f} s {answer['tokens_per_second_per_gpu']:7.0f} tokens/s "
+                f"{answer['tflops']:4.0f} TFLOP/s {answer['mfu']:4.0%} {plan.bytes / 1e9:4.0f} GB  "
                 f"{in_words(asked.ten, plan.layout)}: {asked.ten.largest(plan.seconds, 3)}")
         if plan.total > fit[0].total:
             line += f"; {difference(plan, fit[0])}"
@@ -377,8 +379,9 @@ def print_plans(asked, fit):
         print(line)
 
 
-def neighbours(ten, model, layout, software):
+def neighbours(asked, layout):
     """Yield what could be otherwise: ("tp 4", the layout with dp as it was), and so on."""
+    ten, model, software = asked.ten, asked.model, asked.software
     for axis in ("tp", "cp", "pp", "v", "ep", "micro_batch"):
         if axis == "v" and layout.pp == 1 or axis == "ep" and model.experts == 1:
             continue
@@ -395,8 +398,10 @@ def neighbours(ten, model, layout, software):
                 yield f"{name} {choice}", replace(layout, **{name: choice})
 
 
-def explain(ten, model, cluster, software, gpus, batch, plan):
+def explain(asked, plan):
     """Yield what limits a plan, and what the next degrees of each axis would change."""
+    ten, model, gpus, batch = asked.ten, asked.model, asked.gpus, asked.batch
+    cluster, software = asked.cluster, asked.software
     yield f"{in_words(ten, plan.layout)}: its {plan.total:.3g} s are {ten.largest(plan.seconds)}."
     yield f"Its {plan.bytes / 1e9:.0f} GB of a GPU are {ten.largest(plan.memory)}."
     of_micro_batch = plan.layout.micro_batch * plan.layout.dp
@@ -405,7 +410,7 @@ def explain(ten, model, cluster, software, gpus, batch, plan):
     if software.optimizer == "muon":
         layers = ten.layers_of_stage(model, math.ceil(model.layers / plan.layout.pp))
         yield from muon.explain(layers, plan.layout, ten.Machine(cluster, software), plan.total)
-    for name, layout in neighbours(ten, model, plan.layout, software):
+    for name, layout in neighbours(asked, plan.layout):
         layout = replace(layout, dp=gpus // (layout.tp * layout.cp * layout.pp) or 1,
                          sp=layout.tp > 1 and (layout.sp or plan.layout.tp == 1))
         other = ten.Plan(model, layout, cluster, software, gpus, batch)
@@ -445,7 +450,7 @@ def main(ten, argv):
         refusals.complain(refused, alone=True)
     if args.published or args.problems or args.contexts:
         return tables(ten, args, asked.cluster)
-    fit, others = asked.find(asked.gpus, asked.fixed)
+    fit, others = asked.find()
     if not fit:
         refusals.fail(in_a_line(*advice(asked, others)))
     print(title(asked, args, fit))
@@ -455,14 +460,13 @@ def main(ten, argv):
     for caveat in asked.caveats():
         print(f"({caveat})")
     if args.explain:
-        print(*explain(ten, asked.model, asked.cluster, asked.software, asked.gpus, asked.batch,
-                       fit[0]), sep="\n")
-    told = as_json(asked, fit)
+        print(*explain(asked, fit[0]), sep="\n")
+    answer = as_json(asked, fit)
     if args.noise_scale:
         ways = batches.best_ways(asked, fit[0], args.noise_scale)
         print(*batches.table(ways, asked.model.seq, args.noise_scale), sep="\n")
-        told["batches"] = [batches.as_data(way) for way in ways]
+        answer["batches"] = [batches.as_data(way) for way in ways]
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(told, indent=1) + "\n")
+        args.json.write_text(json.dumps(answer, indent=1) + "\n")
     return 0

@@ -109,13 +109,13 @@ def speed_over_stages(ten, stages, micro_batches, name="8B"):
 def best(ten, name, nodes):
     """The fastest plan that fits on so many nodes, of the layouts that it has tried: dp, tp, pp,
     ZeRO-0 or -1, nothing recomputed. None, if none fits."""
-    found = []
+    plans = []
     for zero in (0, 1):
         fixed = {"zero": zero, "cp": 1, "v": 1, "ep": 1, "recompute": "none"}
         fit, _ = ten.search(tables.models(ten)[name], ten.CLUSTERS["h100"], nanotron(ten),
                             8 * nodes, BATCH, fixed)
-        found += [plan for plan in fit if not plan.why]
-    return min(found, key=lambda plan: plan.total, default=None)
+        plans += [plan for plan in fit if not plan.why]
+    return min(plans, key=lambda plan: plan.total, default=None)
 
 
 def best_speed(ten, name, nodes):

@@ -204,8 +204,8 @@ class Roof:
         the one with the least tp."""
         tried = splits(chips) if strategy == "both" else [self.split(strategy, chips, 0)]
         least = min(self.least_tokens(*split) for split in tried)
-        found = [split for split in tried if self.least_tokens(*split) <= (1 + 1e-9) * least]
-        return least, found[0]
+        last = [split for split in tried if self.least_tokens(*split) <= (1 + 1e-9) * least]
+        return least, last[0]
 
     def planned_from(self, dp, tp):
         """Tokens of a chip from which on the planner has compute longer, too; None where it has no

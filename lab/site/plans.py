@@ -59,7 +59,7 @@ def plan(**asked):
     try:
         found = ten.Plan(question.model, layout, *about[1:])
         data = plan_as_data(question, found)
-        data["explain"] = [*planning.explain(ten, *about, found)] if found.memory else []
+        data["explain"] = [*planning.explain(question, found)] if found.memory else []
     except (OverflowError, ZeroDivisionError):
         raise Refused("these numbers are too large to compute with") from None
     cluster = question.cluster

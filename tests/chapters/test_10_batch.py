@@ -17,7 +17,7 @@ def test_steps_and_tokens_are_mccandlishs():
 def test_the_batch_that_reaches_the_loss_first_is_taken(ten):
     noise_scale = 1e6
     _, asked = planning.question(ten, ["--model=1b", "--micro-batch=2"])
-    [plan, *_], _ = asked.find(asked.gpus, asked.fixed)
+    [plan, *_], _ = asked.find()
     found = batch.best_ways(asked, plan, noise_scale)
     assert len(found) > 2
     for way in found:

@@ -83,26 +83,24 @@ def test_any_model_and_machine_can_be_given(ten, tmp_path):
     assert found["parameters"] - found["parameters_of_a_token"] == spared
 
 
-@pytest.mark.parametrize("flags", sample([
-    "--contexts --nic=1e12 --per-node=3", "--noise-scale=1e6", "--problems", "--published"],
-    size=2))
+@pytest.mark.parametrize("flags", [
+    "--contexts --nic=1e12 --per-node=3", "--noise-scale=1e6", "--problems"])
 def test_tables_are_printed(ten, flags):
+    """--published is what the exhibits of the museum run."""
     status, said, errors = told(ten, flags.split())
     assert (status, errors) == (0, "") and len(said.splitlines()) > 5
 
 
 def test_degrees_say_the_gpus_and_micro_batches_the_batch(ten):
     """The last is the playbook's batch of 4 M tokens: 1,024 sequences are 2 x 4 x 128."""
-    for flags, gpus, batch, micro_batch, accumulated in [
-            ("--dp 4 --cp 2 --tp 2 --pp 2", 32, 64, None, None), ("--tp 2", 8, 64, None, None),
-            ("--dp 2 --gpus 8 --batch 24", 8, 24, None, None),
-            ("--dp 128 --micro-batch 2 --micro-batches 4 --seq 4096", 128, 1024, 2, 4)]:
+    for flags, gpus, batch in [
+            ("--dp 4 --cp 2 --tp 2 --pp 2", 32, 64), ("--tp 2", 8, 64),
+            ("--dp 2 --gpus 8 --batch 24", 8, 24),
+            ("--dp 128 --micro-batch 2 --micro-batches 4 --seq 4096", 128, 1024)]:
         _, asked = planning.question(ten, shlex.split(flags))
         assert (asked.gpus, asked.batch) == (gpus, batch), flags
-        if micro_batch:
-            plan = asked.find(asked.gpus, asked.fixed)[0][0]
-            assert plan.layout.micro_batch == micro_batch
-            assert asked.batch // (plan.layout.dp * micro_batch) == accumulated
+    [plan, *_], _ = asked.find()
+    assert (plan.layout.dp, plan.layout.micro_batch) == (128, 2)
 
 
 def test_where_nothing_fits_for_sure_it_says_so_and_what_would(ten):

@@ -3,9 +3,10 @@
 Those of one number each are in agreements.toml; whole runs in lab/planner/published.toml.
 """
 
+import itertools
 import statistics
 import tomllib
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +40,15 @@ def test_models_have_their_published_sizes(ten):
 
 
 # --------------------------------------------------------------------------------- published tables
+
+
+def test_each_column_of_a_table_is_read(ten):
+    """A misspelt one would be left out."""
+    known = {"model", "cluster", "gpus", "batch", "dtype", *tables.MEASURED}
+    for kind in (ten.Model, ten.Layout, ten.Cluster, ten.Software):
+        known |= {field.name for field in fields(kind)}
+    for table in itertools.chain(*(tables.load(file)["table"] for file in tables.FILES)):
+        assert {*table["columns"], *table["fixed"]} <= known, table["name"]
 
 
 def test_published_tables_are_predicted(ten, monkeypatch):

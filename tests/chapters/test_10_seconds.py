@@ -180,13 +180,12 @@ def test_the_first_stage_keeps_most_or_the_last_one_with_its_logits(ten):
 def test_an_explanation_agrees_with_the_plans_it_compares(ten):
     _, asked = planning.question(ten, ["--model=mixtral", "--gpus=32", "--batch=64"])
     layout = ten.Layout(8, 2, pp=2, v=4, ep=8, zero=1)
-    asked_of = asked.model, asked.cluster, asked.software, 32, 64
-    plan_of = lambda layout: ten.Plan(asked.model, layout, *asked_of[1:])
-    lines = [line.strip() for line in planning.explain(ten, *asked_of, plan_of(layout))]
     changes = {"tp 1": {"dp": 16, "tp": 1, "sp": False}, "ep 4": {"ep": 4},
                "pp 4": {"dp": 4, "pp": 4, "v": 2}, "recompute full": {"recompute": "full"}}
-    for name, change in changes.items():
-        plan, other = plan_of(layout), plan_of(replace(layout, **change))
+    plan, *others = (ten.Plan(asked.model, replace(layout, **change), asked.cluster,
+                              asked.software, 32, 64) for change in ({}, *changes.values()))
+    lines = [line.strip() for line in planning.explain(asked, plan)]
+    for name, other in zip(changes, others):
         share = other.total / plan.total - 1
         [line] = [line for line in lines if line.startswith(f"with {name} ")]
         assert f"{abs(share):.0%} {'more' if share > 0 else 'less'}" in line
