@@ -185,7 +185,7 @@ def be_compared(hand_in, path):
     """In a process of its own: hand in which published tables this chapter 10 misses."""
     from lab.planner import published
 
-    return hand_in_problems(hand_in, published.beyond(inside.load(path, path.stem)))
+    return hand_in_problems(hand_in, published.tables_missed(inside.load(path, path.stem)))
 
 
 def hand_in_problems(hand_in, problems):
