@@ -13,7 +13,7 @@ formula is written a second time, here or in a script.
 
 from common import Refused
 from lab.chapters import chapter, rooms_with
-from lab.planner import planning, rooflines
+from lab.planner import rooflines
 from lab.run.refusals import one_line
 from lab.site import collectives, cuts, memory, pipelines, plans, rings, roofline
 
@@ -55,7 +55,7 @@ def choices():
                    for name, model in ten.MODELS.items()},
         "clusters": list(ten.CLUSTERS), "software": list(ten.SOFTWARE),
         "optimizer": ten.CHOICES["optimizer"], "recompute": ten.CHOICES["recompute"],
-        "layout_schedules": ten.CHOICES["schedule"], "causes": planning.CAUSES,
+        "layout_schedules": ten.CHOICES["schedule"],
         "two_hops": {name: software.two_hops for name, software in ten.SOFTWARE.items()},
         "bytes": {name: {field: getattr(software, field) for field in BYTES}
                   for name, software in ten.SOFTWARE.items()},
