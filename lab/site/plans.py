@@ -55,9 +55,9 @@ def plan(**asked):
     layout = ten.Layout(**question.fixed)
     others = {"dp": question.gpus // (layout.tp * layout.cp * layout.pp), "sp": layout.tp > 1}
     layout = ten.Layout(**others | question.fixed)
-    about = question.model, question.cluster, question.software, question.gpus, question.batch
     try:
-        found = ten.Plan(question.model, layout, *about[1:])
+        found = ten.Plan(question.model, layout, question.cluster, question.software,
+                         question.gpus, question.batch)
         data = plan_as_data(question, found)
         data["explain"] = [*planning.explain(question, found)] if found.memory else []
     except (OverflowError, ZeroDivisionError):
