@@ -15,7 +15,7 @@ SHOWN = 10                      # of the plans that a search finds
 def flags_of(asked):
     """The command line of chapter 10 that asks the same."""
     flags = []
-    for name, value in asked.items():
+    for name, value in sorted(asked.items()):
         if value in ("true", "false"):
             flags.append(planning.as_flag(name, value == "true"))
         else:
