@@ -1,6 +1,7 @@
 """Checks of chapter 00: every collective, on a network in one process and on ranks."""
 
 from functools import partial
+from itertools import product
 from unittest import mock
 
 import torch
@@ -111,4 +112,4 @@ def devices_of_a_barrier(chapter):
 def of_each_collective(chapter, formula, *more):
     """A formula's value for all of them, with 120 bytes in a part."""
     return {f"{name} on {n} ranks": getattr(chapter, formula)(name, n, 120 * n, *more)
-            for n in (3, 4, 5, 6, 8, 1) for name in chapter.BY_HAND}
+            for n, name in product((3, 4, 5, 6, 8, 1), chapter.BY_HAND)}

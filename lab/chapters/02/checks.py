@@ -101,13 +101,15 @@ def steps_in_buckets(chapter):
             replica.finish()
             facts |= {f"{name}, step {step}": None if grad is None else grad.clone()
                       for name, grad in gradients(ps).items()}
-    flat = [replica.payload(i) for i in range(len(replica.buckets))]
+    flat, lie_in_buckets = [replica.payload(i) for i in range(len(replica.buckets))], []
+    for x, bucket in zip(flat, replica.buckets):
+        for p in bucket:
+            lie_in_buckets.append(
+                p.grad is not None and 0 <= p.grad.data_ptr() - x.data_ptr() < x.nbytes)
     return facts | {
         "parameters in each bucket": [len(bucket) for bucket in replica.buckets],
         "numbers in each bucket": [x.numel() for x in flat],
-        "whether each gradient lies in its bucket": [
-            p.grad is not None and 0 <= p.grad.data_ptr() - x.data_ptr() < x.nbytes
-            for x, bucket in zip(flat, replica.buckets) for p in bucket]}
+        "whether each gradient lies in its bucket": lie_in_buckets}
 
 
 class Replica(nn.Module):

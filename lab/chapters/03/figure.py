@@ -57,5 +57,5 @@ def draw(runs):
 
 def held_bytes(run):
     """{kind: bytes} of the model states that a run has measured."""
-    return {kind: check["measured"] for check in run["checks"] for kind in KINDS
-            if check["what"] == kind and check["amount"] in ("", "on the CPU")}
+    return {check["what"]: check["measured"] for check in run["checks"]
+            if check["what"] in KINDS and check["amount"] in ("", "on the CPU")}

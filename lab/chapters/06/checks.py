@@ -159,5 +159,5 @@ def weights(chapter, rows, keys, causal, low=None):
 def ordered(chapter, *of_parts):
     """Positions that were gathered, in order. of_parts: of each its runs, (first, end)."""
     of_parts = [[torch.arange(*run) for run in runs] for runs in of_parts]
-    gathered = torch.cat([run for runs in of_parts for run in runs])
+    gathered = torch.cat([torch.cat(runs) for runs in of_parts])
     return chapter.in_order(gathered[None, :, None], of_parts, 1).flatten().tolist()

@@ -62,11 +62,16 @@ def layout_of(variant, cut, parts, starts, window=None, inner=1):
 def shapes_by_hop(layout):
     """Of each hop, and each part of the sequence, the shapes that it computes: see shapes_of. No
     more hops than anybody needs."""
-    parts, meeting = range(len(layout.runs)), chapter("06").meeting
-    return [[[shape for block in meeting(layout.runs[part], layout.positions[part - hop],
-                                         layout.first)
-              for shape in shapes_of(block, layout.positions[part], layout.positions[part - hop])]
-             for part in parts] for hop in range(len(layout.blocks))]
+    return [[shapes_of_part(layout, part, hop) for part in range(len(layout.runs))]
+            for hop in range(len(layout.blocks))]
+
+
+def shapes_of_part(layout, part, hop):
+    """The shapes that a part of the sequence computes at a hop."""
+    queries, keys, shapes = layout.positions[part], layout.positions[part - hop], []
+    for block in chapter("06").meeting(layout.runs[part], keys, layout.first):
+        shapes += shapes_of(block, queries, keys)
+    return shapes
 
 
 def shapes_of(block, queries, keys):

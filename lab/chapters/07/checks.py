@@ -18,7 +18,7 @@ def needs(chapter, kinds, rank_of_stage, ranks, micro_batch, of):
     schedule = chapter.Schedule([], rank_of_stage, ranks)
     return {f"{kind} in stage {stage}{of}":
             sorted(schedule.needs(chapter.Action(kind, stage, micro_batch)))
-            for kind in kinds for stage in range(4)}
+            for kind, stage in itertools.product(kinds, range(4))}
 
 
 def in_letters(actions):

@@ -1,5 +1,7 @@
 """The figure of chapter 07: who works, and who waits."""
 
+from itertools import chain
+
 from lab import schedules
 from lab.chapters import chapter
 from lab.drawing import BLUE, ORANGE, PURPLE, RED, blank
@@ -57,9 +59,10 @@ def timeline(run, of):
 
 
 def title_of(run, of, actions):
-    m = len({action[2] for of_rank in actions for action in of_rank})
-    end = max(action[4] for of_rank in actions for action in of_rank)
-    work = sum(action[4] - action[3] for of_rank in actions for action in of_rank)
+    every = [*chain.from_iterable(actions)]
+    m = len({action[2] for action in every})
+    end = max(action[4] for action in every)
+    work = sum(action[4] - action[3] for action in every)
     turns = ", where ranks take turns if cores are fewer" if run["device"] == "cpu" else ""
     times = schedules.in_words(**chapter("07").times(run["config"].get("recompute", "none")))
     what = {"simulated": f"{run['variant']}, p = {len(actions)}, m = {m}, as simulated, {times}",
@@ -70,7 +73,7 @@ def title_of(run, of, actions):
 
 def draw_actions(axes, actions):
     """A row for each rank: grey, and on it a box for each action."""
-    end = max(action[4] for of_rank in actions for action in of_rank)
+    end = max(action[4] for action in chain.from_iterable(actions))
     points = 72 * 11.3 / end                            # of paper, for a unit of time
     for rank, of_rank in enumerate(actions):
         axes.barh(rank, end, height=0.86, color=IDLE)
@@ -101,8 +104,9 @@ def shade(kind, is_first):
 def draw_legend(figure, simulated):
     from matplotlib.patches import Patch
 
-    there = {(action[0], action[1] == rank) for rank, of_rank in enumerate(simulated)
-             for action in of_rank}
+    there = set()
+    for rank, of_rank in enumerate(simulated):
+        there |= {(action[0], action[1] == rank) for action in of_rank}
     boxes = [Patch(color=color, label=label) for kind, (color, label) in ACTIONS.items()
              if kind in {kind for kind, _ in there}]
     if not all(is_first for _, is_first in there):

@@ -1,5 +1,6 @@
 """Checks of chapter 09: places in the mesh, groups, who holds what, and whole steps."""
 
+import itertools
 from argparse import Namespace
 from collections import OrderedDict
 from unittest import mock
@@ -19,7 +20,7 @@ def places(chapter, pp, dp, cp, tp, order):
 
 def ranks_by_pp_and_tp(chapter):
     every = [chapter.Place(pp, dp, 0, tp)
-             for pp in range(2) for dp in range(2) for tp in range(2)]
+             for pp, dp, tp in itertools.product(range(2), repeat=3)]
     return sorted(map(sorted, chapter.sort_ranks(every, lambda at: (at.pp, at.tp))))
 
 
@@ -104,7 +105,9 @@ def units(chapter, stage, tie=False, bucket=2**22):
     groups = {ranks: Group(ranks) for ranks in (8, 4, 1)}
     for p in model.parameters():
         is_key = ".k." in p.global_name or ".v." in p.global_name
-        ranks = 8 if p.ndim == 1 else 4 if is_key else 1
+        ranks = 4 if is_key else 1
+        if p.ndim == 1:
+            ranks = 8
         p.holders, p.copies = groups[ranks], ranks
 
     def unit(parameters, stage, keep_gathered=False):

@@ -171,8 +171,9 @@ def neighbours(run):
             after = at | {axis: at[axis] + 1}
             if after in places:
                 links.append((axis, one, places.index(after)))
-    return links + [("ep", *pair) for group in groups_of_experts(run)
-                    for pair in zip(group, group[1:])]
+    for group in groups_of_experts(run):
+        links += [("ep", *pair) for pair in zip(group, group[1:])]
+    return links
 
 
 def slot_of(run, one, other):

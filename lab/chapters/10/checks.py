@@ -19,9 +19,9 @@ def seconds_of_matmuls(chapter):
 def links(chapter):
     machines = {"all cards": machine_of(chapter, "a100"),
                 "one card": machine_of(chapter, "a100", one_card=True)}
-    return {f"{n} ranks, stride {stride}, {name}": machine.links(n, stride)
-            for name, machine in machines.items()
-            for n, stride in ((8, 1), (2, 4), (4, 8), (8, 2), (12, 1), (16, 1), (64, 16))}
+    groups = (8, 1), (2, 4), (4, 8), (8, 2), (12, 1), (16, 1), (64, 16)
+    return {f"{n} ranks, stride {stride}, {name}": machines[name].links(n, stride)
+            for name, (n, stride) in itertools.product(machines, groups)}
 
 
 def seconds_in_a_ring(chapter):
@@ -39,8 +39,8 @@ def numbers_kept(chapter):
     models = {name: chapter.MODELS[name] for name in ("mixtral", "deepseek-v3")}
     models["gpt"] = chapter.gpt(4, 64, 4, seq=32)
     every = chapter.Software(), chapter.Software(flash=False), chapter.Software(False, True)
-    return {f"{name} {software}": chapter.numbers_kept(model, 96, software)
-            for name, model in models.items() for software in every}
+    return {f"{name} {software}": chapter.numbers_kept(models[name], 96, software)
+            for name, software in itertools.product(models, every)}
 
 
 def shares(chapter):
@@ -48,13 +48,13 @@ def shares(chapter):
     layouts = Layout(), Layout(tp=2, sp=False), Layout(tp=2, cp=4), Layout(tp=16)
     model, software = chapter.MODELS["8b"], chapter.SOFTWARE
     return {f"{layout} {name}": layout.shares(model, software[name])
-            for name in ("megatron-2024", "ours") for layout in layouts}
+            for name, layout in itertools.product(("megatron-2024", "ours"), layouts)}
 
 
 def bubbles(chapter):
     return {f"{schedule}, pp {p}, v {v}":
             chapter.bubble(chapter.Layout(pp=p, v=v, schedule=schedule), 3, 5, 2)
-            for schedule in chapter.CHOICES["schedule"] for p in (1, 4) for v in (1, 2)}
+            for schedule, p, v in itertools.product(chapter.CHOICES["schedule"], (1, 4), (1, 2))}
 
 
 def best_of_8b(chapter):
@@ -80,9 +80,9 @@ def found_by_search(chapter, memory, fixed, kind="a100", most=2):
                    layout.micro_batch, layout.sp + len(layout.recompute)]
         code = sum(degree * 16**i for i, degree in enumerate(degrees))
         divides = layout.dp * layout.tp * layout.cp * layout.pp == gpus
+        memory = {"all": code % 1009} if divides else None
         fits = divides and code % 1009 < cluster.memory - 100
-        return SimpleNamespace(layout=layout, why="" if fits else "it does not fit",
-                               memory={"all": code % 1009} if divides else None,
+        return SimpleNamespace(layout=layout, why="" if fits else "it does not fit", memory=memory,
                                bytes=code % 1009, total=code % 101)
 
     model = replace(chapter.gpt(4, 1024, 16), seq=8192)
@@ -96,14 +96,14 @@ def degrees(chapter):
     model = replace(chapter.MODELS["mixtral"], layers=12, seq=16384)
     return {f"{name}, {gpus} GPUs": {degree: [*values] for degree, values in chapter.degrees(
                 model, chapter.CLUSTERS["h100"], chapter.SOFTWARE[name], gpus, {"v": 1}, 4).items()}
-            for name in ("megatron-2021", "megatron-2024") for gpus in (4, 48)}
+            for name, gpus in itertools.product(("megatron-2021", "megatron-2024"), (4, 48))}
 
 
 def machines_of_a_token(chapter):
     models = {"8 experts": chapter.MODELS["mixtral"], "256": chapter.MODELS["deepseek-v3"]}
     return {f"{name}, limit {limit}, {machines} machines":
-            chapter.machines_of_token(replace(model, node_limit=limit), machines)
-            for name, model in models.items() for limit in (0, 1, 4) for machines in (1, 4, 8)}
+            chapter.machines_of_token(replace(models[name], node_limit=limit), machines)
+            for name, limit, machines in itertools.product(models, (0, 1, 4), (1, 4, 8))}
 
 
 def rows_that_travel(chapter):

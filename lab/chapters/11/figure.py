@@ -57,9 +57,10 @@ def draw_steps(axes):
     values = start
     for step in range(1, STEPS + 1):
         values = [a * s + b * s**3 + c * s**5 for s in values]
-        last = step == STEPS
-        axes.plot(start, values, color=BLUE if last else ORANGE, linewidth=2 if last else 1,
-                  alpha=1 if last else 0.3 + 0.15 * step, label=f"after {step}")
+        style = {"color": ORANGE, "linewidth": 1, "alpha": 0.3 + 0.15 * step}
+        if step == STEPS:
+            style = {"color": BLUE, "linewidth": 2}
+        axes.plot(start, values, label=f"after {step}", **style)
     axes.axhline(1, color="gray", linestyle=":", linewidth=1)
     axes.set(xscale="log", xlabel="singular value of the momentum, over its norm", ylim=(0, 1.3))
     axes.set_title("what steps of Newton-Schulz make of it")
@@ -73,6 +74,8 @@ def draw_measured(middle, right, way, run):
     all_flops = sum(map(chapter("11").work, shapes))
     right.plot(n, flops / all_flops, "x", color=COLORS[way], markersize=9, markeredgewidth=2)
     if way == "deal" and "all_to_all" in run["comm"]:
-        width = 2 if run["config"]["precision"] == "bf16" else 8 if run["dtype"] == "float64" else 4
+        width = 8 if run["dtype"] == "float64" else 4
+        if run["config"]["precision"] == "bf16":
+            width = 2
         share = run["comm"]["all_to_all"]["wire_bytes"] / width / sum(map(math.prod, shapes))
         middle.plot(n, share, "x", color=COLORS[way], markersize=9, markeredgewidth=2)

@@ -1,6 +1,7 @@
 """Predictions about chapter 11: what Muon keeps, sends and computes under ZeRO."""
 
 import math
+from itertools import chain
 
 import common
 from lab.chapters.question import Case, Question, on_the_wire, shape
@@ -100,8 +101,8 @@ def on_the_wire_of_rank_0(case, units, own):
             "once a step all that was updated, and the updates of all blocks, in which norms are "
             "zeros", "all_gather, on the wire", also="M")
     there = sum(size for size, is_matrix in runs_of_rank_0(chapter, units) if is_matrix)
-    matrices = [p.numel() for parameters, _ in blocks for p in parameters if chapter.is_matrix(p)]
-    back = sum(matrices) / case.ranks                       # as many to each owner
+    matrices = filter(chapter.is_matrix, chain.from_iterable(unit[0] for unit in blocks))
+    back = sum(p.numel() for p in matrices) / case.ranks     # as many to each owner
     return Question(
         "How many bytes does rank 0 send on the wire in a step, in the two all_to_alls together?",
         f"(N-1)/N * ({own} + L * ({BLOCK})/N) * e", share * (there + back) * e, "B",

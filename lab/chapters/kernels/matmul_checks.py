@@ -103,7 +103,7 @@ def loads_of_warps(product, m, n, k):
 
 def count_loads(loads):
     """The numbers that are loaded, given what `loads_of_warps` returns."""
-    return sum(len(warp) for warps in loads.values() for warp in warps)
+    return sum(sum(map(len, warps)) for warps in loads.values())
 
 
 def numbers_loaded(chapter):
