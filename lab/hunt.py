@@ -120,9 +120,14 @@ def parse(argv):
     add("--grade", metavar="FILE", help="say whether it is mended")
     add("--reveal", metavar="FILE", help="tell the story, and the lines")
     args = parser.parse_args(argv)
-    refused, given = refusals.refusal(), [args.chapter or None, args.grade, args.reveal]
-    if sum(word is not None for word in given) != 1:
-        raise refused("one of CHAPTER, --grade FILE and --reveal FILE is needed", "06 alone")
+    refused = refusals.refusal()
+    given = {"CHAPTER": args.chapter or None, "--grade": args.grade, "--reveal": args.reveal}
+    given = {name: word for name, word in given.items() if word is not None}
+    if not given:
+        raise refused("a CHAPTER is missing, or --grade or --reveal and a file", "with 06")
+    if len(given) > 1:
+        (name, word), (other, _), *_ = given.items()
+        raise refused(f"{name} {word} means nothing beside {other}", f"without {other}")
     if not args.chapter:
         read_hunt(args, args.grade if args.reveal is None else args.reveal)
         return args

@@ -308,8 +308,8 @@ def one_factor(value, right, rounding):
 
 
 def one_for_each_line(value, right, rounding):
-    """Whether one number is added to all, or each row or column is multiplied by one. A row goes
-    along the last dimension."""
+    """Whether one number is added to all, or each row or column has a number that is added or
+    multiplied. A row goes along the last dimension."""
     offset = (value - right).mean()
     if fits(right + offset, value, right, rounding):
         return f"has {offset:.4g} added to every number"
@@ -322,6 +322,8 @@ def one_for_each_line(value, right, rounding):
             if fits(ratios * right, value, right, rounding):
                 return (f"has every {line} multiplied by a number of its own, "
                         f"{ratios.min():.3g} to {ratios.max():.3g}")
+            if fits(right + (value - right).mean(dim, True), value, right, rounding):
+                return f"has a number of its own added to every {line}"
     return None
 
 

@@ -69,7 +69,7 @@ def test_what_is_no_hunt_is_neither_graded_nor_revealed_nor_written_over(tmp_pat
 
 @pytest.mark.parametrize(("flags", "named", "works"), [
     ("12", "CHAPTER 12", "11 in place of 12"),
-    ("02 --grade no.py", "one of CHAPTER", "06 alone"), ("''", "one of CHAPTER", "06 alone"),
+    ("02 --grade no.py", "CHAPTER 02", "without --grade"), ("''", "a CHAPTER", "with 06"),
     ("--grade no.py", "no.py", "python -m lab.hunt 06")])
 def test_a_bad_argument_costs_one_line(monkeypatch, capsys, flags, named, works):
     monkeypatch.chdir(ROOT)

@@ -82,7 +82,8 @@ def test_a_right_answer_of_another_kind_is_right(name, runs):
 def test_at_home_a_function_that_is_left_open_is_no_point(monkeypatch):
     """Although the first check only needs the other function."""
     text = holes.cut(SOLUTION, "SumOut.backward", "?", "04.2: SumOut.backward")
-    forward = ON_RANKS.checks[0]._replace(function=sum_alone, words="SumOut, forward")
+    forward = ON_RANKS.checks[0]._replace(
+        expression="sum_alone(chapter)", words="SumOut, forward", module=__name__)
     both = ON_RANKS._replace(checks=(forward, *ON_RANKS.checks))
     known = {check.key: checks.answers(CHAPTER, SOLUTION, check) for check in both.checks}
     monkeypatch.setattr(checks, "stored", lambda: known)
