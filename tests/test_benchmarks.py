@@ -4,13 +4,12 @@ import contextlib
 import os
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
 
 import common
-from benchmarks import draw_batch, results, time_chapters
+from benchmarks import draw_batch, time_chapters
 from lab import launch
 from tests.conftest import TEXT, chapter
 from tests.support import programs
@@ -46,17 +45,6 @@ def test_the_chapters_take_the_flags_of_every_pair(monkeypatch, gpus):
         if pair[2] == "{dense}":  # a token takes as many FLOPs, but for the router
             router = model.layers * model.experts * model.dim
             assert model.active() - router == other[2].parameters()
-
-
-def test_what_a_run_would_refuse_is_refused_before_the_first(monkeypatch, capsys):
-    monkeypatch.setattr(results, "RESULTS", Path("/proc/version"))
-    monkeypatch.setattr(time_chapters, "measure", None)
-    for flags, named in (("--only=04 -- --dim=100", "--dim 112 would work"),
-                         ("--record", "without --record would work")):  # fmt: skip
-        with pytest.raises(SystemExit, match="2"):
-            time_chapters.main(flags.split())
-        error = capsys.readouterr().err
-        assert error.startswith("error: ") and named in error and error.count("\n") == 1
 
 
 def test_a_pair_in_the_same_process(monkeypatch, tmp_path):

@@ -15,10 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import grade
 from lab.classroom import exercises
 from tests.conftest import ROOT, SMALL
-from tests.test_documents import text_of
 
 DEPLOY = ROOT / "lab/deploy"
 STAND_INS = {
@@ -129,19 +127,3 @@ def test_the_image_has_what_a_grader_needs(tmp_path):
                           cwd=tmp_path / "course", env=environment | {"HOME": str(tmp_path)},
                           capture_output=True, text=True)
     assert python == "python" and done.returncode == 0 and "04.7" in done.stdout, done
-
-
-def test_the_grader_takes_the_words_of_the_line_that_runs_it(tmp_path):
-    """And what they name is in a volume."""
-    [line] = re.findall(r"^docker run.*?[^\\]$", text_of("pages/teacher/grading.md"),
-                        re.MULTILINE | re.DOTALL)
-    words = shlex.split(line.replace("\\\n", " "))
-    given = words[words.index("fivefold-grader") + 1:]
-    for before, volume in zip(words, words[1:]):
-        if before == "--volume":
-            place = volume.split(":")[1]
-            given = [word.replace(place, f"{tmp_path}{place}", word.startswith(place))
-                     for word in given]
-    (tmp_path / "class/ada").mkdir(parents=True)
-    (tmp_path / "class/ada/04_tensor_parallel.py").write_text("")
-    assert grade.parse(given).csv.parent == tmp_path / "grades"

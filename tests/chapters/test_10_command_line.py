@@ -7,7 +7,6 @@ import contextlib
 import io
 import json
 import math
-import random
 import re
 import shlex
 import subprocess
@@ -17,8 +16,7 @@ import pytest
 
 from lab.planner import planning
 from tests.chapters.test_10_planner import TEN, ten  # noqa: F401  (a fixture)
-from tests.conftest import FULL, ROOT, sample
-from tests.support import trials
+from tests.conftest import ROOT, sample
 from tests.support.refused import changed
 
 
@@ -132,38 +130,3 @@ def test_a_refusal_is_one_line_and_its_advice_works(ten, arguments, named):
     assert status == 2 and not output
     assert line.startswith("error: ") and named in line and line.count("\n") == 1
     follow(ten, shlex.split(arguments), line)
-
-
-ODD = {"int": ["-1", "0", "1", "2", "3", "5", "8", "12", "64", "1000", "x", "1.5", "", "--",
-               "65536", "9" * 20],
-       "float": ["0", "1e-9", "0.3", "1", "80", "1e12", "1e30", "nan", "inf", "-1", ""]}
-
-
-def drawn(rng, ten):
-    """A command line of one to five flags, of which some are bad, or do not fit each other."""
-    argv = []
-    flags = [action for action in planning.parser(ten)._actions if action.dest not in (
-        "help", "published", "problems", "contexts", "json")]
-    for action in rng.sample(flags, rng.choice((1, 1, 2, 2, 3, 4, 5))):
-        flag = rng.choice(action.option_strings)
-        if action.nargs == 0:
-            argv.append(flag)
-        elif action.choices:
-            argv.append(f"{flag}={rng.choice([*action.choices, 'x'])}")
-        else:
-            kind = "int" if trials.kind_of(action) is int else "float"
-            argv.append(f"{flag}={rng.choice(ODD[kind])}")
-    return argv + ["stray"] * (rng.random() < 0.1)
-
-
-@pytest.mark.parametrize("seed", sample(range(10)))
-def test_odd_questions_are_answered_or_refused_with_a_change_that_works(ten, seed):
-    rng, refused = random.Random(seed), 0
-    while refused < (15 if FULL else 3):
-        argv = drawn(rng, ten)
-        status, said, line = told(ten, argv)
-        assert (status, line) == (0, "") and said or status == 2 and not said, (argv, line)
-        if status == 2:
-            refused += 1
-            assert line.startswith("error: ") and line.count("\n") == 1, (argv, line)
-            follow(ten, argv, line)

@@ -3,6 +3,7 @@ and what the grader must say. Half of them attack it, or break what it reads."""
 
 import os
 import sys
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,59 +32,16 @@ class Student(NamedTuple):
     says: tuple = ()  # (number, words that the grader must say)
 
 
-# What the bodies of these functions are; {pids}: a file to note the processes in that are started.
-HOSTILE = {
-    "noisy": (PAYS, """    import os, sys, threading, time
-    print("noise " * 10000, flush=True)
-    print("noise", file=sys.stderr, flush=True)
-    os.write(1, b"noise")
-    open("noise", "w").write("noise")
-    threading.Thread(target=time.sleep, args=(99,)).start()
-{right}""", ""),
-    "children": (PAYS, """    import os, time
-    if os.fork() == 0:
-        if os.fork() == 0:
-            open("{pids}", "a").write(f"{{os.getpid()}}\\n")
-            time.sleep(99)
-        os._exit(0)
-    os.wait()
-    while not os.path.exists("{pids}"):
-        time.sleep(0.01)
-{right}""", ""),
-    "believed": (PAYS, """    import os
-    open("0.json", "w").write('{{"status": 0, "said": []}}')
-    for pipe in range(3, 99):
-        try:
-            os.write(pipe, b'\\xff{{"status": 0, "said": [], "value": []}}')
-        except OSError:
-            pass
-    os._exit(0)""", "the process has ended with status 0"),
-    "regicide": (PAYS, """    import os, signal
-    os.kill(os.getppid(), signal.SIGKILL)
-{right}""", "the process that oversees it was ended"),
-    "patched": (PAYS, """    import json, math
-    from lab.classroom import compare
-    math.isclose = torch.allclose = torch.equal = lambda *args, **more: True
-    compare.compare = compare.differences = lambda *args: None
-    return 7""", "should"),
-}
-WAITS = """        if dist.get_rank() == 1:
-            dist.barrier()
-"""
-BY_HAND = """        whole = gradient.contiguous().clone()
-        dist.all_reduce(whole, group=ctx.group)
-        return whole, None
-"""
-TIMES = """    computing, sending = 16 * dim * dim / flops, 2 * dim * width / bandwidth
-    return computing / sending + 1
-"""
+TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+ANSWERS = TEXTS["answers"]
 
 
 def written_differently():
-    by_hand = instead("        return summed(gradient, ctx.group), None\n", BY_HAND)
+    by_hand = instead("        return summed(gradient, ctx.group), None\n", ANSWERS["by_hand"])
     module = instead("import common\n", "import common\nfrom my_numbers import EIGHT\n").replace(
         "    return 1 + 8 * dim", "    return 1 + EIGHT * dim")
-    return {"by hand": Student(by_hand), "two times": Student(instead(RIGHT + "\n", TIMES)),
+    two_times = instead(RIGHT + "\n", ANSWERS["two_times"])
+    return {"by hand": Student(by_hand), "two times": Student(two_times),
             "a module beside": Student(module, beside={"my_numbers.py": "EIGHT = 8\n"})}
 
 
@@ -103,17 +61,20 @@ def wrong():
     none = ALL | {"04.2": 0}
     return {"broken": Student(instead(ANSWER, "        return gradient,, None\n"), NOTHING,
                               says=("04", "invalid syntax")),
-            "waits": Student(instead(ANSWER, WAITS + ANSWER), none,
+            "waits": Student(instead(ANSWER, ANSWERS["waits"] + ANSWER), none,
                              says=("04.2", "rank 1 waits in barrier"))}
 
 
 def hostile(pids):
     """An attack costs its own exercise, and not even that if the answer next to it is right."""
     found = {}
-    for name, (exercise, body, says) in HOSTILE.items():
-        text = instead(LINES[exercise], body.format(pids=pids, right=RIGHT))
-        points = ALL | ({exercise.number: 0} if says else {})
-        found[name] = Student(text, points, says=(exercise.number, says) if says else ())
+    for name, attack in TEXTS["hostile"].items():
+        body = attack["body"].replace("{pids}", str(pids)).replace("{right}", RIGHT)
+        text, says = instead(LINES[PAYS], body), attack.get("says")
+        if says:
+            found[name] = Student(text, ALL | {PAYS.number: 0}, says=(PAYS.number, says))
+        else:
+            found[name] = Student(text)
     return found | {"rot13": Student(f"# coding: rot13\n{SOLUTION}", NOTHING)}
 
 

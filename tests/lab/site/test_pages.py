@@ -5,7 +5,6 @@ import json
 import re
 from collections import Counter
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -120,15 +119,6 @@ def plain(text):
     return re.sub(r"[\W_]+", "", text)
 
 
-def test_no_backtick_is_left(pages):
-    for address, page in pages.items():
-        text = "".join(page.of("html"))
-        drawn = page.of("pre") + page.of("code") + page.of("details", "before")
-        for one in sorted(drawn, key=len, reverse=True):
-            text = text.replace(one, "")
-        assert "`" not in text, (address, text[text.index("`") - 60:][:120])
-
-
 def test_prose_is_set_in_paragraphs_and_what_is_indented_as_it_is():
     source = Source('"""Title."""\nSIZE = 3\n', "x.html")
     text = """Heads. `SIZE` micro-
@@ -193,18 +183,3 @@ def test_what_the_texts_say_is_on_their_page(pages):
     rows = [row for source in DIFFERENCES.values() for row in source]
     everything = plain("".join(page.of("td")))
     assert all(plain(row.what) in everything and plain(row.why) in everything for row in rows)
-
-
-# ------------------------------------------------------------------------------------------- tools
-
-
-def test_scripts_share_no_name_and_ask_nobody_else():
-    """A browser loads no modules from a folder, so all scripts share their names."""
-    defines = re.compile(r"^(?:async )?(?:function|class|const|let) (\$*\w*)", re.MULTILINE)
-    scripts = sorted(of_the_site.FILES.rglob("*.js"))
-    names = [name for path in scripts for name in defines.findall(path.read_text())]
-    assert len(names) == len(set(names))
-    assert {path.stem for path in tools.FILES.glob("*.js")} == tools.TOOLS.keys() | {"tools"}
-    for path in filter(Path.is_file, of_the_site.FILES.rglob("*")):
-        text = path.read_text().replace("http://www.w3.org", "")  # SVG's name, not an address
-        assert "innerHTML" not in text and not re.search(r"//\w+\.\w+", text), path

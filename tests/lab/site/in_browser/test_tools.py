@@ -45,12 +45,12 @@ def test_each_control_moves_something_and_keeps_to_the_rules(open_page, tool, wi
     shoot(page, f"{tool}-used-{width}")
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", tools.TOOLS)
 def test_a_bad_link_is_refused_in_a_line_above_what_the_page_begins_with(open_page, tool):
     page = open_page(f"{tool}.html")
     before = settled(page)
     bad = {"collectives": "ranks=0", "cuts": "tp=3", "rings": "cut=foo", "schedules": "F=-1",
-           "memory": "billions=x", "roofline": "cluster=foo"}[tool]
+           "memory": "billions=x", "roofline": "cluster=foo", "planner": "model=foo"}[tool]
     page = open_page(f"{tool}.html#{bad}&colour=pink", 390)
     after = settled(page)
     problem = page.inner_text(".problem")
