@@ -29,10 +29,6 @@ import common  # noqa: E402  (after the path to it)
 from lab import chapters, launch  # noqa: E402
 from tests.support.pool import Pool  # noqa: E402
 
-# test_drawn.py in each folder: pure functions, of what hypothesis draws
-HYPOTHESIS = importlib.util.find_spec("hypothesis")
-collect_ignore_glob = [] if HYPOTHESIS else ["*test_drawn.py"]
-
 # A run of chapter 01 ends with a text of 160 tokens, a forward each. Here it has fewer, and still
 # more than the 16 that most models of the tests see at once.
 chapters.held("01").sample = functools.partial(chapters.held("01").sample, length=20)
@@ -147,12 +143,6 @@ def training_chapters():
 def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as behind a `&` in a shell's script
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if HYPOTHESIS:  # not above, where each rank of the pool would import it
-        from hypothesis import settings
-
-        # the same examples in every run, whatever the load
-        settings.register_profile("same", derandomize=True, deadline=None, max_examples=60)
-        settings.load_profile("same")
     if not chapter_names():
         raise pytest.UsageError(f"there is no NN_*.py in CHAPTERS={CHAPTERS}")
     config.option.loadscopereorder = False  # of pytest-xdist: not by the number of tests

@@ -141,21 +141,6 @@ def test_it_goes_on_and_keeps_what_it_has(folder, capsys):
 # ------------------------------------------------------------------------------ what it showed
 
 
-def test_what_a_chapter_has_shown(tmp_path):
-    path = tmp_path / "run.json"
-    run = {"max_loss_diff": 0, "max_grad_diff": 0.0123, "recorded": {}, "problems": [],
-           "tolerance": {"loss": 1e-5, "gradients": 1e-5},
-           "checks": [{"ok": True}, {"ok": False}, {"ok": None}, {"ok": True}]}
-    step = gpu_steps.Step("01", ["01_single_gpu.py"])
-    path.write_text(json.dumps(run))
-    found = gpu.shown_by(step, ["  --kernels: no GPU"], path)
-    assert found["run"] == run and found["showed"].endswith("✓")
-    for words in "--kernels: no GPU", "gradients 1e-02", "2 of 3 ":
-        assert words in found["showed"]
-    path.write_text(json.dumps(run | {"problems": ["gradients: no", "more"]}))
-    assert gpu.shown_by(step, [], path)["showed"].endswith("✗ gradients: no")
-
-
 def test_the_pace_of_a_run_is_that_of_its_median_step():
     cfg = common.Config(layers=1, dim=16, heads=2, kv_heads=2, seq=8, vocab=256)
     run = {"config": dataclasses.asdict(cfg) | {"batch": 2}, "world_size": 1,

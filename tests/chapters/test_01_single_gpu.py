@@ -270,10 +270,12 @@ def test_the_loss_scale_doubles_after_each_run_of_good_steps(one):
 
 
 def test_fp32_gradients_add_up_what_16_bits_would_lose(one):
-    """bf16 has 8 bits: 256 + 1 is 256. Sixteen micro-batches of small gradients must not vanish."""
+    """bf16 has 8 bits: 256 + 1 is 256. Sixteen micro-batches of small gradients must not vanish.
+    And a parameter without a gradient stays as it is."""
     sums = {}
     for fp32_grads in (False, True):
         model = torch.nn.Linear(1, 1, bias=False)
+        model.unused = torch.nn.Parameter(torch.ones(1))
         sgd = functools.partial(torch.optim.SGD, lr=1.0)
         masters = masters_of(one, model, sgd, torch.bfloat16, fp32_grads)
         masters.zero_grad()
@@ -281,6 +283,8 @@ def test_fp32_gradients_add_up_what_16_bits_would_lose(one):
             model(torch.full((1, 1), x, dtype=torch.bfloat16)).backward()
             masters.accumulate()
         sums[fp32_grads] = masters.norm().item()
+        masters.step(1.0)
+        assert model.unused.item() == 1 and masters.masters[1].grad is None
     assert sums == {False: 256, True: 272}
 
 

@@ -182,6 +182,32 @@ def test_gradients_are_reduced_in_backward_and_freed_at_once(ranks, stage):
             assert stage == 3 or where == [0, 1, 2, 3]
 
 
+def frozen_and_unused():
+    """Gradient norms of three units: of all ranks, of one rank only, of none; the first parameters
+    are frozen, in no unit, and stay."""
+    three = chapter(THREE)
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4))).double()
+    for p in model.parameters():
+        dist.broadcast(p.data, 0)
+    model[0].requires_grad_(False)
+    before, units = model[0].weight.clone(), units_of(model)
+    for unit in units:
+        unit.make_room_for_gradients()
+    x = model[1](model[0](torch.ones(1, 3, dtype=torch.float64)))
+    (x if dist.get_rank() else model[2](x)).sum().backward()
+    for unit in units:
+        three.reduce_in_place(unit)
+    norms = [common.grad_norm([unit.shard], unit.group).item() for unit in units]
+    three.update(units, torch.optim.AdamW([unit.shard for unit in units], 0.1), clip=None)
+    assert model[0].weight.equal(before)
+    return norms
+
+
+def test_frozen_and_unused_parameters(ranks):
+    for used, used_by_one, unused in ranks(2)(frozen_and_unused):
+        assert used > 0 and used_by_one > 0 and unused == 0
+
+
 # ------------------------------------------------------------------------------- the formulas
 
 

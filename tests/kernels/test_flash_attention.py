@@ -263,6 +263,19 @@ def test_keys_from_since_on_without_a_diagonal(queries, keys):
         assert_close(gradient, gradient64, q.dtype, smallest=1)
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN")  # NumPy's, in the interpreter
+def test_a_nan_stays_in_its_document():
+    """If it shares no block with another one."""
+    found = []
+    for value in (1.0, math.nan):
+        q, k, v = (x.index_fill_(2, torch.arange(34, 50, device=DEVICE), value).requires_grad_()
+                   for x in qkv(1, 1, 50, 50, 16))
+        out = flash.flash_attention(q, k, v, True, torch.tensor([0, 16, 32, 34, 50]))
+        found.append([out, *torch.autograd.grad(out.sum(), (q, k, v))])
+    for healthy, broken in zip(*found):
+        assert broken[:, :, 34:].isnan().any() and broken[:, :, :32].equal(healthy[:, :, :32])
+
+
 def test_flops_of_documents():
     pairs = seen(75, 75, True, UNEVEN).sum().item()
     assert pairs == sum(n * (n + 1) / 2 for n in (40, 1, 34))

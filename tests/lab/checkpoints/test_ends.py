@@ -42,6 +42,17 @@ def test_sigterm_saves_and_ends(ranks, tmp_path, who):
     assert tensors(tmp_path / last) == tensors(tmp_path / "unbroken" / last)
 
 
+def test_the_signal_handler_is_put_back_when_a_run_fails(run_chapter, monkeypatch):
+    def fail():
+        raise ZeroDivisionError
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(*at(1, [0], fail))
+    with pytest.raises(ZeroDivisionError):
+        run_chapter(QUICK, *SMALL, "--save=saved")
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 class NotFinite:
     """In place of F.cross_entropy: the same, but not finite in one call, on some ranks."""
 

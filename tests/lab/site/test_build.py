@@ -12,7 +12,6 @@ import pytest
 
 from lab.site import __main__ as program
 from lab.site import answers, build
-from tests.conftest import ROOT
 
 
 def assigned(script):
@@ -37,12 +36,6 @@ def test_what_is_stored_is_listed_and_unpacked_as_it_was(tmp_path, monkeypatch):
         expected = [answers.answer(*question) for question in questions]
         assert [*lines.values()] == json.loads(json.dumps(expected))
     assert "error" in lines["plan?tp=0"]
-
-
-def test_make_fetches_the_version_that_is_used():
-    make = (ROOT / "Makefile").read_text()
-    assert f"PYODIDE := .venv/{build.ARCHIVE.name}\n" in make
-    assert f" pyodide@{build.PYODIDE} " in make
 
 
 def test_an_archive_that_npm_did_not_publish_is_not_used(tmp_path):
