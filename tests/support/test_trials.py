@@ -32,7 +32,7 @@ def test_all_commands_are_in_the_table():
     there = {*(f"python -m lab.{name}" for name in modules),
              *(f"python {path.name}" for path in files)}
     assert there == {command.name for command in (*ON_RANKS, *HERE)}, (
-        "tests/support/every_command.py has a table")
+        "tests/support/commands.toml has a table")
 
 
 def fail_with(wrong):
