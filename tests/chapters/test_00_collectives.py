@@ -3,13 +3,14 @@
 import itertools
 import json
 import re
+import tomllib
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from lab.chapters import held
-from tests.conftest import CHAPTERS, FULL, chapter, edited, run_main, sample
+from tests.conftest import CHAPTERS, FULL, ROOT, chapter, edited, run_main, sample
 from tests.support import programs
 
 ZERO = "00_collectives"
@@ -168,31 +169,16 @@ def test_a_run_finds_them_equal_to_pytorchs(ranks, tmp_path, n, numbers, dtype):
     assert f"{n * numbers:,} numbers" in output
 
 
-# In the chapter's source: right, wrong, the collective, and a part of the diagnosis of 4 ranks.
-FAULTS = [
-    ("            x += arrived\n\n\ndef scatter",  # also what only rounds
-     "            x += arrived if x.dtype == torch.int64 else arrived.bfloat16()\n\n\ndef scatter",
-     "reduce", "on rank 0"),
-    ("to=(net.rank + 2**k) % net.ranks,\n"
-     "                     receive=token[1:], source=(net.rank - 2**k)",
-     "to=(net.rank + 1) % net.ranks,\n"
-     "                     receive=token[1:], source=(net.rank - 1)",
-     "barrier", "rank 0 goes on, and has not heard of rank 1"),
-    # Gloo has begun both, so this run ends. A network without memory would not end it.
-    ("    net.exchange(send=give, to=partner, receive=arrived, source=partner)\n",
-     "    net.exchange(send=give, to=partner, receive=arrived, source=partner)\n"
-     "    net.rounds[-1:] = [(partner, give.nbytes, None), (None, 0, partner)]\n",
-     "all_reduce_doubling", "rank 0 waits for rank 2 to receive"),
-]
+FAULTS = tomllib.loads((ROOT / "tests/chapters/diagnosed_00.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("right", "wrong", "name", "words"), sample(FAULTS))
-def test_a_fault_is_diagnosed(ranks, tmp_path, right, wrong, name, words):
-    source = edited(ZERO, right, wrong)
+@pytest.mark.parametrize("fault", sample(FAULTS["faults"]))
+def test_a_fault_is_diagnosed(ranks, tmp_path, fault):
+    name, source = fault["name"], edited(ZERO, fault["right"], fault["wrong"])
     (status, record, output), *_ = ranks(4)(run_main, ZERO, ["--numbers=3"], tmp_path, source)
     assert status == 1 and any(line.startswith(name) for line in record["problems"]), output
     [diagnosis] = record["diagnosis"]
-    assert diagnosis.startswith(f"{name}: ") and words in diagnosis, diagnosis
+    assert diagnosis.startswith(f"{name}: ") and fault["says"] in diagnosis, diagnosis
     assert f"  → {diagnosis}" in output.splitlines()
 
 
