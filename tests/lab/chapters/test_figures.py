@@ -1,7 +1,6 @@
 """lab/chapters/*/figure.py: what was measured is in its place."""
 
 import math
-from statistics import mean
 
 import pytest
 
@@ -173,58 +172,6 @@ def test_each_action_of_a_schedule_is_a_box_from_its_start_to_its_end(variant):
         assert list(line.get_ydata()) == [*range(len(of_rank))]
 
 
-def drawn_shares(axes, steps):
-    """For each step, the heights of the boxes that are stacked there, from the bottom."""
-    heights = []
-    for layer in axes.collections[:-1]:  # the last ones are the dotted lines
-        corners = layer.get_paths()[0].vertices.tolist()
-        level = [(x, x1, y) for (x, y), (x1, y1) in zip(corners, corners[1:]) if y == y1]
-        at = [[y for a, b, y in level if min(a, b) < step < max(a, b)] for step in steps]
-        heights.append([max(ys) - min(ys) for ys in at])
-    return [list(step) for step in zip(*heights)]
-
-
-NOTHING_SENT = {"overlap": {}, "timeline": {
-    "seconds": 1, "backward": [], "gradients": [], "collectives": [], "waits": []}}
-
-
-def expert_run(balance, steps, tilt, **recorded):
-    """Two layers of four experts, of which the last ones are chosen more and more often."""
-    loads = [[[1, 1 + step % 2, 1, 1 + tilt * step], [1, 2, 3, 4 + step]] for step in range(steps)]
-    return {"chapter": "08_expert_parallel", "variant": "dropless", "world_size": 2,
-            "config": {"balance": balance}, "loss": [tilt + step % 3 for step in range(steps)],
-            "recorded": {"loads": loads, **NOTHING_SENT, **recorded}}  # fmt: skip
-
-
-@pytest.mark.full
-def test_what_each_balance_comes_to_is_drawn_as_recorded():
-    none, loss = expert_run("none", 200, 2), expert_run("loss", 30, 0, rows=[[50, 6], [0, 8]])
-    bias, older = expert_run("bias", 200, 1, rows=[[9, 2], [3, 4]]), expert_run("none", 3, 9)
-    loss["config"]["steps"] = 30  # so they are no runs to be compared
-    of_torch = bias | {"variant": "torch", "recorded": NOTHING_SENT}
-    runs = [bias, older, none, loss, of_torch, {"chapter": "07_pipeline_parallel"}]
-    cells, *stacks, below = above(FIGURE["08"].draw(runs))
-
-    assert [text.get_text() for text in cells.texts] == ["50", "6", "0", "8"]  # of the last rows
-    assert [tick.get_text() for tick in cells.get_xticklabels()] == ["0\n50", "1\n14"]
-    assert cells.images[0].get_array().tolist() == [[50, 6], [0, 8]]
-
-    for run, axes, line in zip((none, loss, bias), stacks, below.lines, strict=True):
-        name, title = run["config"]["balance"], axes.get_title(loc="left")
-        loads, losses = run["recorded"]["loads"], run["loss"]
-        ratio = mean(max(layer) / mean(layer) for step in loads[-20:] for layer in step)
-        assert name in title and title.endswith(f" {ratio:.2f}")
-
-        near = range(95, 106) if run is not loss else [17]  # 200 steps are smoothed, 30 are not
-        step = near[len(near) // 2]
-        shares = [[load / sum(loads[i][0]) for load in loads[i][0]] for i in near]
-        expected = list(map(mean, zip(*shares)))
-        assert drawn_shares(axes, [step + 1]) == [pytest.approx(expected)]
-        x, y = line.get_xydata()[step]
-        assert (x, y) == (step + 1, pytest.approx(mean(losses[i] for i in near)))
-        assert f"{name}: {mean(losses[-20:]):.4f} " in line.get_label()
-
-
 def written(axes):
     return [text.get_text() for text in axes.texts]
 
@@ -257,23 +204,6 @@ def test_the_mesh_is_drawn_as_recorded(recorded):
         assert written(axes)[1::3] == [quantity(round(on["total"] / 4)) for on in sent.values()]
         for text, on in zip(written(axes)[2::3], sent.values()):
             assert ("between machines" if on["leaves"] else "inside a machine") in text
-
-
-@pytest.mark.full
-def test_who_has_what_is_drawn_as_recorded(recorded):
-    dense, mixture = recorded("09_5d")
-    layers, tokens, block = above(FIGURE["09"].draw([dense]))[-3:]
-    assert written(layers) == ["embedding", "1", "pp 0", "2", "head", "pp 1"]
-    assert [text for text in written(tokens) if text[0].isdigit()] == ["0 2", "1 3"]
-    sizes = [(patch.get_width(), patch.get_height()) for patch in block.patches]
-    q, o, k, v, up, down = [sizes[i : i + 2] for i in range(0, 12, 2)]
-    assert q == [(1, 0.5)] * 2 and o == [(0.5, 1)] * 2 and k == v == [(1, 0.25)] * 2
-    assert up == [(1, 2)] * 2 and down == [(2, 1)] * 2
-
-    tokens, block = above(FIGURE["09"].draw([mixture]))[-2:]
-    assert [text for text in written(tokens) if text[0].isdigit()] == ["0", "1", "2", "3"]
-    parts = [text for text in written(block) if text.startswith("ep")]
-    assert parts == 2 * ["ep 0", "ep 0", "ep 1", "ep 1"]  # up, and down, of two experts each
 
 
 @pytest.mark.full
