@@ -56,42 +56,7 @@ def test_matmuls_of_all_ranks_are_those_whose_flops_are_counted(ten, name):
             ten.step_flops(model, 4, recompute=layout.recompute))
 
 
-def test_flash_attention_computes_half_of_the_scores_and_backward_five_products(ten):
-    model, cluster = ten.MODELS["8b"], ten.CLUSTERS["h100"]
-    attention = lambda **layout: [part["attention"] for part in ten.layer_seconds(
-        model, ten.Layout(**layout), ten.Machine(cluster, ten.Software()))]
-    product = model.seq**2 * model.dim / (cluster.peak * cluster.attention)
-    assert attention() == pytest.approx([2 * product, 5 * product])
-    assert attention(tp=4, cp=2, micro_batch=2) == pytest.approx([product / 2, 5 * product / 4])
-
-
-def test_fp8_halves_what_is_read_and_casts_it(ten):
-    machine = ten.Machine(ten.Cluster(1e12, 1, 1, 1e12 / ten.HBM, 1, 1, 1), ten.Software())
-    flops, numbers = 2 * 8 * 16 * 32 / 1e12, (8 * 16 + 16 * 32) / 1e12
-    assert machine.matmul(8, 16, 32) == pytest.approx(flops + 2 * numbers + 2 * 8 * 32 / 1e12)
-    assert machine.matmul(8, 16, 32, fp8=True) == pytest.approx(
-        flops / ten.FP8 + numbers + 2 * 8 * 32 / 1e12)
-    model, layout = ten.gpt(1, 64, 4, seq=32), ten.Layout()
-    elementwise = [sum(part["elementwise"] for part in ten.layer_seconds(model, layout, ten.Machine(
-        machine.cluster, ten.Software(fp8=fp8)))) for fp8 in (False, True)]
-    inputs, outputs = 32 * (64 + 64 + 64 + 256), 32 * (3 * 64 + 64 + 256 + 64)
-    assert elementwise[1] - elementwise[0] == pytest.approx(4 * (inputs + outputs) / 1e12)
-
-
 # --------------------------------------------------------------------------------------- messages
-
-
-def test_zero_2_and_3_send_in_every_micro_batch(ten):
-    """Per parameter: a gradient of 4 bytes, a weight of 2, each (n-1)/n times over the link."""
-    model, n, m = ten.gpt(4, 64, 4, seq=32, vocab=256), 4, 8
-    cluster = ten.Cluster(1e15, 1, 1, 1e15, 1e9, nvlink=1e9 / ten.NVLINK, nic=1e9, alpha=0)
-    software, of_numbers = ten.Software(dp_hidden=0), (n - 1) / n * model.parameters() / 1e9
-    seconds = lambda zero, **more: ten.step_seconds(
-        model, ten.Layout(n, zero=zero), cluster, replace(software, **more), n * m)["dp"]
-    for zero, width in enumerate((2 * 4, 4 + 2, m * 4 + 2, m * (2 + 2 + 4))):
-        assert seconds(zero) == pytest.approx(width * of_numbers)
-    assert seconds(3, dp_hidden=1) < seconds(3, dp_hidden=0.5) < seconds(3)
-    assert seconds(1, dp_hidden=1) < seconds(1)
 
 
 def test_messages_hide_behind_no_more_than_there_is(ten):
@@ -140,28 +105,7 @@ def test_a_ring_of_keys_hides_behind_attention_and_keeps_only_its_own(ten):
     assert (keys(gathered), keys(ring)) == (1, 1 / 4)
 
 
-def test_cp_ranks_share_gradients_and_states_as_dp_ranks_do(ten):
-    model, h100 = ten.MODELS["1b"], ten.CLUSTERS["h100"]
-    software = replace(ten.SOFTWARE["torchtitan"], dp_hidden=0)
-    dp = lambda **layout: ten.step_seconds(model, ten.Layout(**layout), h100, software, 64)["dp"]
-    assert dp(dp=2, cp=2) == pytest.approx(dp(dp=4)) and dp(cp=4) == pytest.approx(dp(dp=4))
-    assert dp(dp=4, cp=16) == pytest.approx(dp(dp=64))          # over the network
-    fit, _ = ten.search(replace(ten.MODELS["8b"], seq=262144), h100, software, 8, 8, {"cp": 8})
-    assert fit[0].layout.zero == 3 and not fit[0].why           # dp is 1: ZeRO shards over cp
-
-
 # --------------------------------------------------------------------------------------- stages
-
-
-def test_the_slowest_stage_has_the_head_or_one_layer_more(ten):
-    h100, software = ten.CLUSTERS["h100"], ten.SOFTWARE["ours"]
-    of_layers = lambda layers, vocab=1: ten.step_seconds(
-        ten.gpt(layers, 1024, 16, vocab=vocab), ten.Layout(pp=4), h100, software, 8)
-    matmul = lambda *args: of_layers(*args)["matmul"]
-    assert matmul(13) == pytest.approx(matmul(16), rel=0.01)    # 4 3 3 3 is as slow as 4 4 4 4
-    assert matmul(15, 60000) < matmul(16, 60000)                # 4 4 4 3 and the head
-    assert matmul(13, 60000) == matmul(15, 60000)
-    assert of_layers(16)["bubble"] == of_layers(16, 128256)["bubble"]   # of stages without a head
 
 
 def test_the_first_stage_keeps_most_or_the_last_one_with_its_logits(ten):
