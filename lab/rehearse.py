@@ -39,6 +39,8 @@ PRESETS = {             # as published
 }
 common.PRESETS.update(PRESETS)
 WITHOUT = "01", "10"    # one GPU's, and the planner
+OF_TRAINING = ("--steps", "--verify", "--no-verify", "--profile", "--save", "--save-every",
+               "--keep", "--resume", "--timeout", "--noise-scale", "--plot")
 
 
 def files():
@@ -61,8 +63,6 @@ def flags(chapter, parser):
         help="whose: of a GPU RMSNorm is one, which keeps less for backward; default: gpu")
     add("--cluster", choices=chapters.chapter("10").CLUSTERS, default="h100",
         help="whose rates and memory the planner takes; default: h100")
-    add("--software", choices=chapters.chapter("10").SOFTWARE,
-        help="say what this one frees that ours keeps, by the planner")
     getattr(chapter, "flags", lambda parser: None)(parser)
 
 
@@ -85,19 +85,28 @@ def parse(chapter, argv):
                         functools.partial(flags, chapter), argv, chapters.about(name),
                         fits_here=False)
     refuse_misfits(chapter, args, {word.partition("=")[0] for word in argv})
-    with strict.ranks_by_flag(), fakes.as_rank(args.rank, args.ranks):
-        chapter.requires(args, args.ranks)
+    try:
+        with fakes.as_rank(args.rank, args.ranks):
+            chapter.requires(args, args.ranks)
+    except Refused as refused:                          # torchrun's flag is --ranks here
+        why, *changes = refused.args
+        changes = [change.replace(refusals.RANKS, "--ranks") for change in changes]
+        raise Refused(why, *changes) from None
     args.verify, args.steps = False, rehearsal.STEPS
     return args
 
 
 def refuse_misfits(chapter, args, given):
     """Refuse flags that mean nothing without numbers, or to one rank."""
-    for flag in ("--software", "--cluster"):            # of the planner
-        if flag in given and args.precision != "bf16":
-            raise Refused(f"{flag} is the planner's, which plans --precision bf16",
-                          "--precision bf16", f"without {flag}")
-    strict.refuse_as_one_rank(args, given, "to a rehearsal", ("--plot",))
+    if "--cluster" in given and args.precision != "bf16":
+        raise Refused("--cluster is the planner's, which plans --precision bf16",
+                      "--precision bf16", "without --cluster")
+    for flag in OF_TRAINING:
+        if flag in given:
+            raise Refused(f"{flag} means nothing to a rehearsal", f"without {flag}")
+    if args.rank >= args.ranks:
+        raise Refused(f"--rank {args.rank} is not below --ranks = {args.ranks}",
+                      f"--rank {args.ranks - 1}")
     if args.variant == "torch":
         raise Refused("--variant torch is PyTorch's code, and a rehearsal is of a chapter's own",
                       f"--variant {next(iter(chapter.VARIANTS))}")

@@ -5,7 +5,7 @@ weight and of what is kept, 4 of a gradient, 12 of AdamW. Of what is alive for a
 gradient of logits alone, which it counts as an activation of the last stage.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch.distributed as dist
 
@@ -135,33 +135,3 @@ def notes(run, plan):
     rate = ten.step_flops(model, batch, "causal") / plan.total / run.world / 1e12
     yield (f"  {'if it fitted, ' * (alive > memory)}a step on {run.world:,} x {cluster} would take "
            f"{plan.total:.2f} s, {rate:.0f} TFLOP/s of a GPU: {ten.largest(seconds)}")
-
-
-def freed(plan, theirs):
-    """Yield (field, its value there, bytes that it saves) of their software, one after the other;
-    those that save or cost something."""
-    model, layout, _, software, batch = plan.asked
-    m, before = batch // (layout.dp * layout.micro_batch), plan.bytes
-    for name, value in asdict(theirs).items():
-        software = replace(software, **{name: value})
-        after = sum(chapter("10").memory(model, layout, software, m).values())
-        if after != before:
-            yield name, value, before - after
-        before = after
-
-
-def notes_of_software(plan, name):
-    """Yield lines: what another software frees that ours keeps, and what is left."""
-    ten = chapter("10")
-    _, _, cluster, *_ = plan.asked
-    saved = [*freed(plan, ten.SOFTWARE[name])]
-    left = plan.bytes - sum(size for *_, size in saved)
-    explained = planning.comments(ten.Software)
-    yield f"  {name} frees what ours keeps, as its fields of the planner say"
-    yield f"    {quantity(round(plan.bytes)):>12}  ours, by the planner"
-    for field, value, size in saved:
-        flag, why = planning.as_flag(field, value), explained.get(field, "")
-        yield f"    {'-' if size >= 0 else '+'}{quantity(abs(round(size))):>11}  {flag:<22} {why}"
-    verdict = "fits" if left <= ten.ROOM * cluster.memory else "does not fit"
-    yield (f"    {quantity(round(left)):>12}  {name}, without what lives shortly: {verdict} on "
-           f"{quantity(round(cluster.memory))}, of which {1 - ten.ROOM:.0%} are others'")

@@ -187,7 +187,7 @@ class Run(report.Run):
 
     def set_beside_the_planner(self):
         """Add what chapter 10 plans for this layout."""
-        args, plan = self.args, planned.plan_of(self.args, self.world)
+        plan = planned.plan_of(self.args, self.world)
         if plan is None:
             return self.note("no planner beside: it plans --precision bf16, and not every variant")
         self.record(left_out=planned.left_out(self, plan))
@@ -195,8 +195,6 @@ class Run(report.Run):
         self.record(planner={what: [measured, planned] for what, measured, planned
                              in planned.rows(self, plan)},
                     seconds={cause: plan.seconds.get(cause, 0) for cause in plan.seconds})
-        if args.software:
-            self.notes += planned.notes_of_software(plan, args.software)
 
     def as_json(self):
         return self.data                                # the group has gone by now

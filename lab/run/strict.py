@@ -1,20 +1,17 @@
 """The command line, strict: ranges and fits of all flags, and one line for what is refused."""
 
 import argparse
-import contextlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 import common
 from common import DTYPES, Refused, Text, divides, environment
-from lab.run.anatomy import matrices_of_blocks, optimizer_state_bytes, tensors
 from lab.run.commands import Parser, number, output
-from lab.run.refusals import RANKS
 from lab.run.words import name_of_text
 
 LIMITS = {              # the lowest value, the first one that is too high, and one that would work;
@@ -27,10 +24,9 @@ LIMITS = {              # the lowest value, the first one that is too high, and 
     "ffn": (1, 2**31, 512),
     "timeout": (1, 2**31, 60),
 }
-OF_TRAINING = ("--steps", "--verify", "--no-verify", "--profile", "--save", "--save-every",
-               "--keep", "--resume", "--timeout", "--noise-scale")
 WHOLE = "01", "02", "11"    # chapters whose --variant torch updates whole parameters
-SIZES = "batch", "micro_batch", "layers", "dim", "heads", "seq", "vocab", "experts"
+SIZES = "batch", "layers", "dim", "heads", "seq", "vocab", "experts"
+FILES = "data", "json", "plot", "profile", "save"   # flags that name one, none of them the same
 COUNT = (1, 2**31)          # of all others, for which the default or the tiny preset's would work
 
 
@@ -84,6 +80,7 @@ def parse(file: str, doc: str, variants: dict, flags: Callable | None,
     if getattr(args, "node_size", 0) is None:           # chapter 09: as it is, or 8 on one machine
         ranks, local = environment("WORLD_SIZE", 1), environment("LOCAL_WORLD_SIZE", 0)
         args.node_size = local if 0 < local < ranks else 8
+    refuse_same_file(args)
     refuse_unknown_to_variant(args, variants, given)
     refuse_shapes(args)
     if args.precision == "bf16" and args.dtype == "bfloat16":
@@ -134,31 +131,9 @@ def parse_without_model(file, doc, variants, flags, argv, limits):
     limit_numbers(parser, limits)
     args = parser.parse_args(argv)
     args.chapter, args.profile, args.save = Path(file).stem, None, None
+    refuse_same_file(args)
     refuse_unknown_to_variant(args, variants, as_given(parser, argv))
     return args
-
-
-def refuse_as_one_rank(args: argparse.Namespace, given: set[str], where: str,
-                       more: tuple = ()) -> None:
-    """Where a process plays a rank of many: refuse flags that mean nothing there, `more` besides,
-    and a rank that is none of them. given: the flags that were typed."""
-    for flag in (*OF_TRAINING, *more):
-        if flag in given:
-            raise Refused(f"{flag} means nothing {where}", f"without {flag}")
-    if args.rank >= args.ranks:
-        raise Refused(f"--rank {args.rank} is not below --ranks = {args.ranks}",
-                      f"--rank {args.ranks - 1}")
-
-
-@contextlib.contextmanager
-def ranks_by_flag() -> Iterator[None]:
-    """There torchrun's flag has the name --ranks, in what a chapter refuses, too."""
-    try:
-        yield
-    except Refused as refused:
-        why, *changes = refused.args
-        changes = [change.replace(RANKS, "--ranks") for change in changes]
-        raise Refused(why, *changes) from None
 
 
 def input_folder(text):
@@ -166,6 +141,18 @@ def input_folder(text):
     if not text:
         raise Refused("'' is no folder", "runs/checkpoints")
     return Path(text)
+
+
+def refuse_same_file(args):
+    """Refuse two flags that name the same file: one of them would overwrite the other's."""
+    flags = {}
+    for name in FILES:
+        path = getattr(args, name, None)
+        if path is None:
+            continue
+        other = flags.setdefault(os.path.realpath(path), name)
+        if other != name:
+            raise Refused(f"--{name} {path} is the file of --{other}, too", f"without --{name}")
 
 
 def refuse_unknown_to_variant(args, variants, given):
@@ -236,31 +223,20 @@ def refuse_sizes(args, given):
     if needed <= memory:
         return
     flags = [f"--{size.replace('_', '-')}" for size in SIZES if given.get(size)]
-    raise Refused(f"--preset {args.preset} in these sizes needs {needed / 1e9:,.0f} GB, and this "
-                  f"machine has {memory / 1e9:,.0f} GB",
+    raise Refused(f"--preset {args.preset} in these sizes needs {needed / 1e9:,.0f} GB or more, "
+                  f"and this machine has {memory / 1e9:,.0f} GB",
                   f"without {' '.join(flags)}" if flags else "--preset tiny")
 
 
 def least_bytes(args):
     """Bytes that this machine cannot do without, whatever the chapter: its ranks' share of the
-    parameters, gradients and optimizer states and of a micro-batch's logits and scores; and the
-    whole batch's int64 tokens and targets on each."""
-    cfg, batch = args.model, args.batch
-    numbers, width = cfg.parameters(), DTYPES[args.dtype].itemsize
+    parameters, and of their gradients; and the batch's int64 tokens and targets on each rank."""
+    cfg, width = args.model, DTYPES[args.dtype].itemsize
     experts = getattr(args, "experts", None) or 1           # each as large as an MLP
-    numbers += (experts - 1) * cfg.layers * cfg.mlp()
-    in_turn = 1 if getattr(args, "pp", 1) > 1 else batch        # chapter 09's own default
-    rows = (args.micro_batch or in_turn) * cfg.seq
+    numbers = cfg.parameters() + (experts - 1) * cfg.layers * cfg.mlp()
     ranks = environment("WORLD_SIZE", 1)
     local_ranks = environment("LOCAL_WORLD_SIZE", ranks)
-
-    states = 2 * width * numbers
-    states += optimizer_state_bytes(args.optimizer, numbers, tensors(cfg), width,
-                                    matrices_of_blocks(cfg))
-    logits, scores = 4 * rows * cfg.vocab, 0                # in float32 or better
-    if cfg.attention == "plain" and not getattr(args, "kernels", False):
-        scores = 2 * rows * cfg.heads * cfg.seq // ranks    # 16 bits; a ring has 1/ranks at a time
-    return (states + logits + scores) * local_ranks // ranks + 16 * batch * cfg.seq * local_ranks
+    return (2 * width * numbers // ranks + 16 * args.batch * cfg.seq) * local_ranks
 
 
 def refuse_cuda(args: argparse.Namespace) -> None:

@@ -3,8 +3,8 @@
 
 import pytest
 
-from lab import chapters, rehearse
-from lab.rehearsal import planned, rehearsal
+from lab import rehearse
+from lab.rehearsal import rehearsal
 from tests.conftest import SMALL, TEXT, chapter, sample
 
 BF16 = ["--precision=bf16", "--attention=sdpa", "--batch=8"]
@@ -49,16 +49,3 @@ def test_the_planner_says_the_same_of_the_fullest_stage(flags):
     off = columns[0]["activations"][0] - expected["activations"]
     assert off == first.recorded["left_out"] > 0
     assert first.recorded["activations"] == max(kept for *_, kept in first.spans)
-
-
-@pytest.mark.full
-def test_what_other_software_frees_is_counted():
-    run, *_ = runs("--pp=2", "--tp=2", "--block=llama", "--software=llama3", "--batch=4")
-    plan, ten = planned.plan_of(run.args, 8), chapters.chapter("10")
-    llama = ten.SOFTWARE["llama3"]
-    freed = {name: size for name, _, size in planned.freed(plan, llama)}
-    assert set(freed) == {"swiglu_kept", "keeps_gathered", "whole_tables"}
-    model, layout, *_ = plan.asked
-    theirs = ten.memory(model, layout, llama, run.args.micro_batches)
-    assert plan.bytes - sum(freed.values()) == sum(theirs.values())
-    assert "llama3" in "\n".join(run.told())
