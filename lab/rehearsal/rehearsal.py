@@ -8,7 +8,6 @@ bytes are alive at the peak, what they are, and which lines have made them.
 import argparse
 import contextlib
 import math
-import textwrap
 from types import ModuleType
 
 import torch
@@ -165,7 +164,6 @@ class Run(report.Run):
         self.note("made by these lines, the largest first")
         for size, tensors, where, source in self.lines:
             self.note(f"  {quantity(size):>10}  {count(tensors, 'tensor')}, {where}: {source}")
-        self.note_actions()
         kept = max((kept for *_, kept in self.spans), default=self.kept.most)
         self.record(peak=self.peak, lines=self.lines, activations=kept)
         self.set_beside_the_planner()
@@ -173,17 +171,6 @@ class Run(report.Run):
         self.problems = [f"{c['name']}: measured {c['measured']}, formula {c['expected']}"
                          for c in self.checks if c["ok"] is False] + self.found
         self.data = super().as_json() | {"rank": self.rank}
-
-    def note_actions(self):
-        """What is kept for backward after each action of a schedule."""
-        words, before = [], None
-        for kind, *_, kept in self.spans:
-            words += [kind] * (kind != before) + [f"{kept / 1e9:.3g}"]
-            before = kind
-        if words:
-            self.note("GB kept for backward after each action")
-            self.notes += textwrap.wrap(" ".join(words), 90, initial_indent="  ",
-                                        subsequent_indent="  ")
 
     def set_beside_the_planner(self):
         """Add what chapter 10 plans for this layout."""

@@ -65,11 +65,6 @@ class Parser(argparse.ArgumentParser):
             name, (why, *values) = "/".join(action.option_strings) or action.dest, refused.args
             changes = [put(action, value, text) for value in values]
             raise refusal()(f"{name}: {why}", *changes) from None
-        except argparse.ArgumentError as error:
-            near = [put(action, choice, text) for choice in action.choices or ()]
-            if not near:
-                raise
-            self.error(str(error), near[0])
 
     def _check_value(self, action, value):
         """A choice that is none gets the nearest one."""
@@ -133,11 +128,8 @@ def try_to_write(path: Path, is_file: bool) -> None:
     folder = path.parent if is_file else path
     while not os.path.lexists(folder):
         folder = folder.parent
-    longest = max((len(os.fsencode(part)) for part in path.parts), default=0)    # 0: of "."
-    room = 0 if is_file else 40                             # for what is written into a folder
-    if (longest > os.pathconf(folder, "PC_NAME_MAX")
-            or len(os.fsencode(path)) >= os.pathconf(folder, "PC_PATH_MAX") - room):
-        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    with contextlib.suppress(FileNotFoundError):
+        path.stat()                                         # a name may be too long
     if is_file and os.path.lexists(path):
         if not path.is_file():                              # a pipe would let us wait
             raise OSError(errno.EINVAL, "it is no file")

@@ -12,9 +12,8 @@ is found over the store, a server of keys and values that torchrun keeps (or ran
 no torchrun): whoever waits leaves a note there, and those without a note are lost. It asks 2
 seconds later, since others may begin to wait a little later.
 
-torchrun, too, looks which of its ranks have ended, ten times a second, and then ends the others by
-SIGTERM, maybe in the middle of a computation. So a thread of each waits for that signal, and looks.
 Whoever is the first to know says it, in one line; the store tells the others that it is said.
+After that torchrun ends those that are left, by SIGTERM, and lists the rank that has died first.
 """
 
 import os
@@ -22,7 +21,6 @@ import signal
 import socket
 import threading
 import time
-from concurrent.futures import Future
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -38,7 +36,6 @@ from lab.run.refusals import say
 
 LOST = "by peer", "Broken pipe", "remote process"       # gloo's words, and NCCL's, for a lost rank
 LATE = "imed out", "timeout"
-NO_ANSWER = RuntimeError, TimeoutError                  # of the store
 USUAL = c10d.default_pg_timeout, c10d.default_pg_nccl_timeout
 
 
@@ -52,29 +49,9 @@ def set_timeout(seconds):
         c10d._set_pg_timeout(wanted[0], group)
 
 
-def within(seconds, ask):
-    """The answer of ask(), whose errors are raised here; a TimeoutError if there is none by then.
-    It is asked in a thread, since a store whose process is stopped would let us wait for ever."""
-    answer = Future()
-
-    def wait():
-        try:
-            answer.set_result(ask())
-        except RuntimeError as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=wait, daemon=True).start()
-    return answer.result(seconds)
-
-
 def named(ranks):
     """`rank 2`, or `ranks 1, 2`."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-
-
-def rank_0_keeps_the_store():
-    """Or else torchrun."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 # ------------------------------------------------------------------------------------ one is lost
@@ -98,7 +75,7 @@ class Watch:
     PATIENCE = 2        # seconds after which all who wait for the lost rank are waiting
 
     def __init__(self, run):
-        self.run, self.lock, self.spoken, self.sigterm = run, threading.RLock(), False, None
+        self.run, self.spoken, self.sigterm = run, False, None
         everyones, machine = [None] * run.world, socket.gethostname()
         dist.all_gather_object(everyones, (machine, os.getpid()))
         self.processes = {rank: pid for rank, (its_machine, pid) in enumerate(everyones)
@@ -106,9 +83,8 @@ class Watch:
                           and not has_ended(pid)}
         # Names of this run's own, where a launcher starts ranks again.
         self.store = dist.PrefixStore(f"run of {everyones[0]}", c10d._get_default_store())
-        alone = run.world == 1 and not run.args.save        # SIGTERM ends it, as ever
-        if not alone and threading.current_thread() is threading.main_thread():
-            self.sigterm = Sigterm(None if run.args.save else self.end_by_sigterm)
+        if run.args.save and threading.current_thread() is threading.main_thread():
+            self.sigterm = Sigterm()
 
     def is_told_to_end(self):
         return bool(self.sigterm and self.sigterm.came)
@@ -135,18 +111,15 @@ class Watch:
 
     def speak(self, line):
         """Print it unless another rank has spoken. None: this one has said enough."""
-        with self.lock:
-            if not self.spoken and self.is_first() and line:
-                say(line)
-            self.spoken = True
+        if not self.spoken and self.is_first() and line:
+            say(line)
+        self.spoken = True
 
     def is_first(self):
-        """Whether no other rank has spoken yet."""
-        if rank_0_keeps_the_store() and 0 in self.ended():
-            return True                                     # rather two lines than none
+        """Whether no other rank has spoken yet, as far as the store can tell."""
         try:
-            return within(1, lambda: self.store.add("has spoken", 1)) == 1
-        except NO_ANSWER:
+            return self.store.add("has spoken", 1) == 1
+        except RuntimeError:                                # it has ended with its process
             return True
 
     def leave(self, error):
@@ -172,32 +145,29 @@ class Watch:
         late, closed = (any(words in str(error) for words in kind) for kind in (LATE, LOST))
         if not late and not closed:
             return
-        with self.lock:
-            ended, lost = self.ended_within(0.1), []        # it closes them just before it ends
-            try:
-                if not ended:
-                    within(1, lambda: self.store.set(f"waits {self.run.rank}", str(late)))
-                    ended = self.ended_within(self.PATIENCE)
-                if not ended:
-                    lost, late = within(1, self.who_does_not_wait)
-            except NO_ANSWER:                               # of rank 0, which kept the store
-                lost = [0]
-            if not ended and not lost:
-                self.speak(None)
-                time.sleep(0.5)                             # others are about to find the same
-                raise RuntimeError(f"{at}: each rank waits for another, and none is lost. "
-                                   "Do all call the same collectives in the same order?") from error
-            if ended or not late and len(lost) == 1:
-                what = have_ended(ended or lost)
-            elif late:
-                seconds = int(c10d.default_pg_timeout.total_seconds())
-                what = f"{named(lost)} did not answer within {seconds} s"
-            else:                                           # one may wait for another that asks
-                what = f"of {named(lost)}, at least one has ended"
-            self.speak(f"{at}: {what}")
-            if self.run.rank == 0 and rank_0_keeps_the_store():
-                time.sleep(0.5)                             # others ask there whether it is said
-            raise SystemExit(1)
+        ended, lost = self.ended_within(0.1), []            # it closes them just before it ends
+        try:
+            if not ended:
+                self.store.set(f"waits {self.run.rank}", str(late))
+                ended = self.ended_within(self.PATIENCE)
+            if not ended:
+                lost, late = self.who_does_not_wait()
+        except RuntimeError:                                # of rank 0, which kept the store
+            lost = [0]
+        if not ended and not lost:
+            self.speak(None)
+            time.sleep(0.5)                                 # others are about to find the same
+            raise RuntimeError(f"{at}: each rank waits for another, and none is lost. "
+                               "Do all call the same collectives in the same order?") from error
+        if ended or not late and len(lost) == 1:
+            what = have_ended(ended or lost)
+        elif late:
+            seconds = int(c10d.default_pg_timeout.total_seconds())
+            what = f"{named(lost)} did not answer within {seconds} s"
+        else:                                               # one may wait for another that asks
+            what = f"of {named(lost)}, at least one has ended"
+        self.speak(f"{at}: {what}")
+        raise SystemExit(1)
 
     def who_does_not_wait(self):
         """And whether that is since somebody has waited too long."""
@@ -205,26 +175,16 @@ class Watch:
         late = any(self.store.get(f"waits {rank}") == b"True" for rank in waiting)
         return sorted(set(range(self.run.world)) - set(waiting)), late
 
-    def end_by_sigterm(self):
-        """In a thread of its own, which lets name_the_lost come to its end first."""
-        with self.lock:
-            ended = self.ended()
-            what = have_ended(ended) if ended else f"SIGTERM has come to rank {self.run.rank}"
-            self.speak(f"{self.run.at}: {what}")
-        os._exit(128 + signal.SIGTERM)
-
 
 class Sigterm:
     """Notes that SIGTERM has come, for the run to save and end after its step. A second one ends
     the process at once, also where it waits for another rank: Python's own handlers would wait with
-    it, so a thread reads what the signal writes into a pipe. at_once: what that thread is to do at
-    the first one instead."""
+    it, so a thread reads what the signal writes into a pipe."""
 
     SAME = 2        # seconds: Slurm sends it to all processes, and torchrun once more to its ranks
 
-    def __init__(self, at_once=None):
+    def __init__(self):
         self.came, (self.reads, self.writes) = None, os.pipe()
-        self.at_once = at_once
         os.set_blocking(self.writes, False)
         self.handler = signal.signal(signal.SIGTERM, lambda *signal_and_frame: None)
         self.other = signal.set_wakeup_fd(self.writes, warn_on_full_buffer=False)
@@ -236,8 +196,6 @@ class Sigterm:
             now = time.monotonic()
             if number[0] != signal.SIGTERM:
                 continue
-            if self.at_once:
-                self.at_once()
             self.came = self.came or now
             if now > self.came + self.SAME:
                 os._exit(128 + signal.SIGTERM)

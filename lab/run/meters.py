@@ -7,7 +7,6 @@
 """
 
 import contextlib
-import functools
 import time
 import weakref
 from collections.abc import Iterable
@@ -345,20 +344,14 @@ def shapes_of_a_block(model):
     def note(name, tensor):
         shapes[name] = tuple(local(tensor).shape[1:])
 
-    def note_output(name, module, inputs, output):
-        note(name, output)
-
-    def note_input(name, module, inputs):
-        note(name, inputs[0])
-
     for name, module in model.block1.named_modules():
         last = {"o": "heads", "down": "hidden units"}.get(name.rsplit(".")[-1])
         if name in ("norm1", "attn", "norm2", "mlp"):
-            hook = functools.partial(note_output, name)
-            handles.append(module.register_forward_hook(hook))
+            handles.append(module.register_forward_hook(
+                lambda module, inputs, output, name=name: note(name, output)))
         if last:
-            hook = functools.partial(note_input, last)
-            handles.append(module.register_forward_pre_hook(hook))
+            handles.append(module.register_forward_pre_hook(
+                lambda module, inputs, last=last: note(last, inputs[0])))
     yield shapes
     for handle in handles:
         handle.remove()

@@ -94,25 +94,23 @@ class Ranks:
     """The processes of one program, a rank each; world=0: one, without a launcher.
 
     stdout, stderr: paths to write to in place of files that out() and err() read; None: closed.
-    buffering: of stdout, as `open` takes it. meet_at: rank 0 keeps the store at this port, where
-    no torchrun does. first: {rank: a function without arguments, called before the program}. Other
-    names: of the environment.
+    buffering: of stdout, as `open` takes it. first: {rank: a function without arguments, called
+    before the program}. Other names: of the environment.
     """
 
     def __init__(self, *words, world: int = 0, cwd: Path = ROOT, stdout: Path | str | None = "",
                  stderr: Path | str | None = "", encoding: str = "utf-8", buffering: int = -1,
-                 meet_at: int | None = None, first: dict | None = None, **environment):
+                 first: dict | None = None, **environment):
         words, launched = [str(word) for word in words], {}
         self.outputs, self.processes, self.failed = [], [], None    # failed: when the first has
-        if world and meet_at is None:
+        if world:
             self.store = store()
-            launched = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+            launched = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+                        "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world,
+                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.store.port}
         for rank in range(max(world, 1)):
             if world:
-                port = meet_at or self.store.port
-                launched |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world,
-                             "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1",
-                             "MASTER_PORT": port}
+                launched |= {"RANK": rank, "LOCAL_RANK": rank}
             number = next(NUMBER)
             files = [f"{folder().name}/{number}{kind}" if path == "" else path
                      for kind, path in (("out", stdout), ("err", stderr))]

@@ -1,4 +1,4 @@
-"""One line for each run whose JSON is given, and what balancing the experts of chapter 08 changes.
+"""One line for each run whose JSON is given.
 
     python -m lab.report runs/*.json
 
@@ -6,25 +6,18 @@ Exit status: 0, whatever the verdicts are; 2 for a file that holds no run, in a 
 """
 
 import argparse
-import itertools
 import json
 import math
-import os
-import stat
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from lab.run import commands
 from lab.run.refusals import accepted, fail, one_line
-from lab.run.words import count
 
 HAVE = {                # what each run's JSON has; lab.schedules and lab.faults leave out more
     "chapter": str, "variant": str, "world_size": int, "config": dict, "recorded": dict,
     "problems": list, "checks": list}
-LARGEST_FILE = 2**30    # bytes; the runs of the tour have up to 130 kB
-LAST = 20               # steps, of which the numbers that are compared are means
 
 
 # ------------------------------------------------------------------------------------ reading them
@@ -35,7 +28,9 @@ def read_runs(paths: Iterable[str]) -> list[dict]:
     runs = []
     for path in paths:
         try:
-            run = read(path)
+            if Path(path).exists() and not Path(path).is_file():    # a pipe would let us wait
+                raise ValueError("it is no regular file")
+            run = json.loads(Path(path).read_bytes(), parse_constant=finite, parse_float=finite)
             wrong = misfit(run)
         except OSError as error:
             wrong = error.strerror
@@ -45,17 +40,6 @@ def read_runs(paths: Iterable[str]) -> list[dict]:
             fail(f"{path or repr(path)} holds no run: {wrong}; what --json writes would work")
         runs.append(run | {"file": str(path)})
     return runs
-
-
-def read(path: str) -> object:
-    """What a JSON file holds. A pipe is refused, since one that nobody writes to would never end.
-    Raises OSError and ValueError."""
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError("it is no regular file")
-    if status.st_size > LARGEST_FILE:
-        raise ValueError(f"it has {status.st_size:,} bytes, and a run's has far fewer")
-    return json.loads(Path(path).read_bytes(), parse_constant=finite, parse_float=finite)
 
 
 def finite(text: str) -> float:
@@ -127,42 +111,6 @@ def verdict(run: dict) -> str:
     return "-" if nothing else "✓"
 
 
-def costs_of_balance(runs):
-    """Yield a line for each balance of chapter 08, beside a run that is the same without one. A
-    seed's difference is no result: another seed's may have the other sign."""
-    without = {}
-    runs = [run for run in runs if is_compared(run)]
-    for run in sorted(runs, key=lambda run: run["config"]["balance"] != "none"):
-        config, alike, last = run["config"], alike_but_for_balance(run), run["loss"][-LAST:]
-        loss, load = statistics.mean(last), largest_load(run)
-        if config["balance"] == "none":
-            without[alike] = loss, load
-        elif alike in without:
-            loss_without, load_without = without[alike]
-            yield (f"{run['chapter']}: with one seed ({config['seed']}), --balance="
-                   f"{config['balance']} changes the loss by {loss - loss_without:+.4f} to "
-                   f"{loss:.4f} (mean of the last {count(len(last), 'step')}), and the largest "
-                   f"load is {load:.2f} times the mean, not {load_without:.2f} times")
-
-
-def is_compared(run):
-    """Whether it has a mixture's loads, and finite losses."""
-    return "loads" in run["recorded"] and run.get("loss") and None not in run["loss"]
-
-
-def alike_but_for_balance(run: dict) -> tuple:
-    """What two runs of which one is balanced otherwise have in common."""
-    differs = {"balance", "balance_weight", "bias_speed", "json", "plot", "profile"}
-    flags = [str(value) for flag, value in run["config"].items() if flag not in differs]
-    return run["variant"], run["world_size"], *flags
-
-
-def largest_load(run: dict) -> float:
-    """Largest over mean load of a layer in a step; the mean of it over the last steps' layers."""
-    loads = list(itertools.chain(*run["recorded"]["loads"][-LAST:]))
-    return sum(max(layer) * len(layer) / sum(layer) for layer in loads) / len(loads)
-
-
 # -------------------------------------------------------------------------------- the command line
 
 def arguments(name: str, doc: str, argv: list[str] | None,
@@ -176,11 +124,11 @@ def arguments(name: str, doc: str, argv: list[str] | None,
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the tables of the runs that are named. Returns the exit status."""
+    """Print the table of the runs that are named. Returns the exit status."""
     runs = read_runs(arguments("-m lab.report", __doc__, argv).runs)
     try:
-        lines = [*summary(runs), *costs_of_balance(runs)]
-    except Exception as error:                          # the tables do not know what a load is
+        lines = list(summary(runs))
+    except Exception as error:                          # what is recorded is no run's
         fail(f"{files_of(runs)} cannot be compared: {in_words(error)}")
     for line in lines:
         print(one_line(line))

@@ -1,9 +1,6 @@
 """Programs in processes of their own (lab/run/ranks.py), with functions of theirs replaced."""
 
 import functools
-import itertools
-import os
-import socket
 import sys
 import time
 from unittest import mock
@@ -13,23 +10,11 @@ import pytest
 from lab.run import ranks
 from lab.run.ranks import folder
 
-__all__ = ["Ranks", "folder", "run", "unused_port"]
+__all__ = ["Ranks", "folder", "run"]
 
 # Of a test in which ranks without a launcher, and without a short timeout, miss one that has ended.
 gloo_tells = pytest.mark.skipif(
     sys.platform == "darwin", reason="on macOS, gloo waits for who has ended until a timeout")
-
-
-# Below those that systems give to connections; another process of the tests begins at another one.
-PORTS = itertools.count(20_000 + 10 * (os.getpid() % 1000))
-
-
-def unused_port():
-    """Nobody listens there, nor begins to before a test does: each call gives another one."""
-    for port in PORTS:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
 
 
 def replace(patches):

@@ -1,9 +1,11 @@
 """The figure of chapter 08: who is chosen, and what hides behind what."""
 
+import itertools
+
 from lab.drawing import BLUE, ORANGE, PURPLE, RED, above_overlap, few
-from lab.run.runs import LAST, alike_but_for_balance, largest_load
 
 OF = "08_expert_parallel"
+LAST = 20       # steps, of which the largest load is a mean
 BALANCES = {"none": (ORANGE, 5), "loss": (BLUE, 2.2), "bias": (RED, 1)}
 
 
@@ -89,6 +91,19 @@ def draw_shares(axes, run):
     axes.set_xlabel("step", fontsize=9)
     axes.set_title(f"balance: {run['config']['balance']}; largest over mean load\n"
                    f"(all layers, last {min(steps, LAST)} steps): {largest_load(run):.2f}")
+
+
+def largest_load(run):
+    """Largest over mean load of a layer in a step; the mean of it over the last steps' layers."""
+    loads = list(itertools.chain(*run["recorded"]["loads"][-LAST:]))
+    return sum(max(layer) * len(layer) / sum(layer) for layer in loads) / len(loads)
+
+
+def alike_but_for_balance(run):
+    """What two runs of which one is balanced otherwise have in common."""
+    differs = {"balance", "balance_weight", "bias_speed", "json", "plot", "profile"}
+    flags = [str(value) for flag, value in run["config"].items() if flag not in differs]
+    return run["variant"], run["world_size"], *flags
 
 
 def smooth(values):

@@ -11,23 +11,6 @@ from lab.run import anatomy
 SHAPE = Config(layers=3, dim=64, heads=8, kv_heads=2, seq=16, vocab=257)
 
 
-def test_all_of_it_is_the_default():
-    everything = dict.fromkeys(("outside", "inputs", "inside", "keys and values", "core", "logits",
-                                "positions"), 1)
-    for attention in ("plain", "sdpa"):
-        cfg = replace(SHAPE, attention=attention)
-        assert anatomy.activation_bytes(cfg, 2, 4, {}) == \
-            anatomy.activation_bytes(cfg, 2, 4, everything)
-
-
-def test_half_of_a_class_is_half_as_much():
-    rest = {"core": 1, "keys and values": 1, "positions": 1}
-    for name in ("outside", "inputs", "inside", "logits", "positions"):
-        whole, half, none = (anatomy.activation_bytes(SHAPE, 2, 4, rest | {name: share})
-                             for share in (1, 1 / 2, 0))
-        assert whole - half == half - none > 0, name
-
-
 def test_what_waits_for_w_is_of_own_tokens():
     """Of three ranks with gathered keys, whether these are gathered again (core is 0) or not."""
     cfg = replace(SHAPE, seq=18)

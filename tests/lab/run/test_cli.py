@@ -5,14 +5,12 @@ import os
 
 import pytest
 
-from lab.run import strict, verify
+from lab.run import verify
 from tests.conftest import (
     CHAPTERS,
     ROOT,
     SMALL,
     TEXT,
-    arguments,
-    run_main,
     sample,
     training_chapters,
 )
@@ -69,26 +67,6 @@ def test_a_run_needs_no_output_at_all(tmp_path):
     ended = programs.run(TWO, *SMALL, "--steps=1", OWN_TEXT, "--json=run.json", cwd=tmp_path,
                          stdout=None, stderr=None)
     assert ended == ([0], "", "") and (tmp_path / "run.json").exists()
-
-
-# ------------------------------------------------------------------------------------------ memory
-
-
-@pytest.mark.parametrize("flags", sample([
-    (), ("--attention=sdpa", "--dtype=bfloat16", "--optimizer=sgd")]))
-def test_the_least_memory_of_a_run_is_below_what_it_takes(ranks, tmp_path, flags):
-    every = *SMALL, OWN_TEXT, "--steps=1"
-    [(_, run, _)] = ranks(1)(run_main, "01_single_gpu", (*every, *flags), tmp_path)
-    taken = {check["name"]: check["measured"] for check in run["checks"]}
-    states = sum(taken[kind] for kind in ("parameters", "gradients", "optimizer states"))
-    kept = taken[f"kept per micro-batch: {run['config']['attention']}, none"]
-
-    args = arguments(*flags)
-    rows, seen = args.batch * args.model.seq, 0 if flags else args.model.heads * args.model.seq
-    logits_and_scores = rows * (4 * args.model.vocab + 2 * seen)
-    tokens_and_targets = rows * (8 + 8)
-    assert strict.least_bytes(args) == states + logits_and_scores + tokens_and_targets
-    assert logits_and_scores <= kept
 
 
 # ------------------------------------------------------------------------------------------ grading

@@ -44,15 +44,3 @@ def test_a_step_is_drawn_with_its_waits_cut_out():
     words = [tick.get_text() for tick in axes.get_yticklabels()]
     assert "75%" in words[1] and "0.50" in words[1] and "25%" in words[2]
     assert " 58% " in axes.get_title(loc="left")  # 3.5 of 6 ms
-
-
-def test_collectives_lie_in_lanes_and_hundreds_are_merged():
-    assert drawing.lanes([(0, 2), (1, 3), (2, 4), (2.5, 5), (3, 4)]) == [0, 1, 0, 2, 1]
-    some, many = 40, 600
-    for number, artists in ((some, 3 + 2 * some), (many, 3 + 2)):
-        spans = [["all_gather", 4, i * 1e-3, (i + 1) * 1e-3, "dp"] for i in range(number)]
-        run = of_runs({"seconds": number * 1e-3, "backward": [], "gradients": [],
-                       "collectives": spans, "waits": []}, all_gather=(1, None))
-        [axes] = drawing.above_overlap(8, 1, {"x": run})[0].subfigs[1].axes
-        assert len(axes.collections) == artists
-        assert drawn(axes, 1, drawing.OPERATORS["all_gather"])[-1][1] == pytest.approx(number)

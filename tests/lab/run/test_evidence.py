@@ -3,14 +3,11 @@
 Planted faults, and the words of each diagnosis, are in tests/faults.
 """
 
-import math
 from unittest import mock
 
 import pytest
-import torch
 
-from lab.diagnose import collect, diagnose, guesses
-from lab.diagnose.names import is_telling
+from lab.diagnose import collect, diagnose
 from lab.run import verify
 from tests.conftest import SMALL, TEXT, edited, run_main, sample
 
@@ -92,43 +89,3 @@ def test_a_diagnosis_that_fails_costs_no_report(ranks, tmp_path):
     assert status == 1 and "KeyError: 'nothing'" in said and "✗ gradient norm" in output
     (status, run, _), _ = ranks(2)(run_main, TWO, [*flags, "--no-verify"], tmp_path, wrong)
     assert status == 0 and run["diagnosis"] == []
-
-
-# ------------------------------------------------------------------------------------- the evidence
-
-
-def test_a_number_that_any_run_has_tells_nothing():
-    for ratio in (3, 0.75, -4, 0, math.inf):
-        assert not is_telling(ratio, 1e-6), ratio
-    for ratio in (1.5732, 8**0.5, 1 / 4096):
-        assert is_telling(ratio, 1e-6), ratio
-    assert not is_telling(1.5732, 0.05) and is_telling(4096, 0.05)
-
-
-def test_a_fit_tells_a_multiple_from_another_tensor():
-    x, y = torch.tensor([1.0, 2, 3, 0]).double(), torch.tensor([0.0, 0, 0, 1]).double()
-    assert collect.fit(-3 * x, x) == (pytest.approx(-3), pytest.approx(0, abs=1e-15))
-    assert collect.fit(x + x.norm() * y, x) == (pytest.approx(1), pytest.approx(0.5**0.5))
-    assert collect.fit(0 * x, x) == (0, 0) and collect.fit(0 * x, 0 * x) is None
-    ratio, residue = collect.fit(x, 0 * x)
-    assert math.isnan(ratio) and residue == math.inf
-
-
-def test_of_importances_those_that_leave_tokens_out_do_so_once():
-    """Each target counts once in all shares together, and in means each micro-batch alike."""
-    targets = torch.randint(256, (12, 16))
-    targets[torch.rand(targets.shape) < 0.4] = -100
-    valid = int((targets != -100).sum())
-    args = mock.Mock(batch=12, shares=2, micro_batch=2, cp=None, model=mock.Mock(seq=16))
-    batch = mock.Mock(targets=targets, valid=valid)
-    ways = {words: importance for words, importance, _ in guesses.importances(args, batch, 2)}
-    of = lambda start: sum(x for words, x in ways.items() if words.startswith(start))
-    ones = torch.ones(targets.shape).double()
-    assert torch.equal(of("the sequences of data-parallel rank"), ones)
-    for which in ("last", "first"):
-        assert torch.equal(of(f"all micro-batches of each rank but the {which}")
-                           + of(f"the {which} micro-batch of each rank"), ones)  # fmt: skip
-    means = of("the mean of the micro-batches' own means")
-    for rows in range(0, 12, 2):  # a sixth of the loss comes from each
-        share = (means * (targets != -100))[rows : rows + 2].sum() / valid
-        assert share.item() == pytest.approx(1 / 6)

@@ -56,25 +56,6 @@ def test_a_rank_that_is_killed_is_named_once(start, rank, flags):
     assert re.fullmatch(rf"error: step \d+: rank {rank} has ended\n", ranks.err()), ranks.err()
 
 
-def compute_for_long():
-    open(f"rank {dist.get_rank()} computes", "w").close()
-    time.sleep(1000)
-
-
-@pytest.mark.full
-def test_also_where_torchrun_ends_the_others_while_they_compute(start, tmp_path):
-    """Its SIGTERM may come before the others have noticed the death."""
-    patches = {rank: [at(5, [rank], compute_for_long)] for rank in (0, 2)}
-    ranks = start(*LONG, world=3, patches=patches)
-    wait_until(lambda: len([*tmp_path.glob("*computes")]) == 2)
-    ranks.send(signal.SIGKILL, 1)
-    ranks.processes[1].join(60)
-    ranks.send(signal.SIGTERM, 0)
-    ranks.send(signal.SIGTERM, 2)
-    assert ranks.wait() == [143, -9, 143]
-    assert ranks.err() == "error: step 5: rank 1 has ended\n"
-
-
 def test_a_zombie_has_ended():
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert not meeting.has_ended(process.pid)
@@ -119,15 +100,6 @@ def test_ranks_that_wait_for_each_other_have_tracebacks(start):
 
 
 # ------------------------------------------------------------------------------------- told to end
-
-@programs.gloo_tells
-def test_sigterm_of_one_rank_ends_all_with_a_line(start):
-    ranks = start(*LONG, world=2)
-    ranks.until("     5 ")
-    ranks.send(signal.SIGTERM, 1)
-    assert ranks.wait() == [1, 143]
-    assert re.fullmatch(r"error: step \d+: SIGTERM has come to rank 1\n", ranks.err()), ranks.err()
-
 
 @pytest.mark.parametrize(("world", "flags"), sample([(2, ["--save=saved"]), (0, [])]))
 def test_ctrl_c_is_a_line(start, world, flags):

@@ -26,7 +26,7 @@ EVERY = chapter_names()
 def files(tmp_path, monkeypatch):
     """Bad files; and for the standard library, which takes a second to read, a few bytes."""
     for name, content in (("short.txt", b"x" * 128), ("odd.bin", b"x" * 257),
-                          ("high.bin", b"\xff\x7f" * 1000)):
+                          ("high.bin", b"\xff\x7f" * 1000), ("old.json", b"x" * 2000)):
         (tmp_path / name).write_bytes(content)
     monkeypatch.setattr(common, "standard_library", lambda: bytes(range(250)))
 
@@ -45,7 +45,8 @@ OF_02 = [  # flags, what the line names, what works; one of each kind
     ("--data=high.bin", "32767", "--vocab 65536"),
     ("--vocab=249", "--vocab 249", "--vocab 256"),  # the highest token is 249
     ("--plot=figure.jpg2", "--plot", "--plot figure.png"),
-    ("--json=" + "nowhere/../" * 400 + "run.json", "--json", "--json run.json"),
+    ("--data=old.json --json=old.json", "--json old.json", "without --json"),
+    ("--json=new.json --profile=folder/../new.json", "--profile", "without --profile"),
     ("--step=3", "--step=3", "without --step"),
     ("stray", "stray", "without stray"),
 ]
@@ -132,7 +133,7 @@ def test_cuda_needs_a_gpu_for_each_local_rank(run_chapter, monkeypatch):
 
 def test_a_word_that_is_missing_or_wrong_has_one_that_works(capsys):
     for words, change in (
-        ("", "with ring"), ("rnig", "ring in place of rnig"), ("ring --level x", "--level 1"),
+        ("", "with ring"), ("rnig", "ring in place of rnig"), ("ring --level x", "without --level"),
         ("ring --level 2 y", "without y"), ("ring --level -1 --far", "--level 1"),
         ("ring --far", "without --far"), ("ring --level", "without --level"),
     ):

@@ -1,4 +1,4 @@
-"""Files that hold no run are refused in one line; the table of runs; costs of balance."""
+"""Files that hold no run are refused in one line; the table of runs."""
 
 import json
 import os
@@ -46,11 +46,10 @@ def test_a_file_without_a_run_is_refused(tmp_path, capsys):
 
 
 def test_what_is_no_file_is_refused(tmp_path, capsys):
-    """A pipe that nobody writes to would never end, and a hole of a terabyte fills the memory."""
+    """A pipe that nobody writes to would never end."""
     os.mkfifo(tmp_path / "pipe")
-    with open(tmp_path / "hole", "w") as file:
-        file.truncate(2**40)
-    for name in ("missing", "pipe", "", "hole", "hole/in", "x" * 300):
+    (tmp_path / "file").touch()
+    for name in ("missing", "pipe", "", "file/in", "x" * 300):
         for main in COMMANDS:
             refusal(main, tmp_path / name, capsys)
 
@@ -120,38 +119,3 @@ def test_a_file_cannot_write_to_the_terminal(a_run, tmp_path, capsys):
     odd = a_run | {"variant": "\x1b[31m\n", "problems": ["\ud800\r\x07"]}
     [line] = summed_up(tmp_path, capsys, odd)
     assert line.isprintable() and r"\x1b[31m\n, loss" in line and line.endswith(r"✗ \ud800\r\x07")
-
-
-def balanced(balance, loads, losses, **more):
-    """Of chapter 08, what the summary compares: losses of 30 steps, of which the last 20 count."""
-    strength = {"balance_weight": 0.01 * (balance == "loss"), "json": balance}
-    return {"chapter": "08_expert_parallel", "variant": "dropless", "world_size": 2,
-            "config": {"balance": balance, "dim": 32, "seed": 3} | strength | more,
-            "loss": [9.0] * 10 + losses * 10, "recorded": {"loads": 30 * [[loads]]}}  # fmt: skip
-
-
-def test_what_balancing_changes():
-    none, loss = balanced("none", [6, 1, 1], [3.0, 4.0]), balanced("loss", [3, 2, 1], [3.5, 4.0])
-    bias = balanced("bias", [2, 2, 2], [3.0, 3.5])
-    lines = list(runs.costs_of_balance([loss, bias, none]))
-    for line, numbers in zip(lines, (("balance=loss", "+0.2500", "3.7500", "1.50", "2.25"),
-                                     ("balance=bias", "-0.2500", "3.2500")), strict=True):
-        assert all(number in line for number in numbers), line
-    other, lost = balanced("loss", [3, 2, 1], [3.0], dim=64), bias | {"loss": [None]}
-    seed = balanced("loss", [3, 2, 1], [3.0], seed=4)
-    assert not list(runs.costs_of_balance([none, other, seed, lost]))  # nothing to compare with
-
-
-def test_the_summary_tells_balances_apart(tmp_path, capsys):
-    """And names the files that it compares, where what they recorded is strange."""
-    none, bias = (balanced(name, [1, 1], [3.0]) | {"problems": [], "checks": []}
-                  for name in ("none", "bias"))  # fmt: skip
-    first, second, costs = summed_up(tmp_path, capsys, none, bias)
-    assert "  dropless, none " in first and "  dropless, bias " in second
-    assert costs.startswith("08_expert_parallel: ")
-    for strange in ({"loads": []}, {"loads": [[[0, 0]]]}, {"loads": 3}, {"loads": [[["x"]]]}):
-        with pytest.raises(SystemExit, match="2"):
-            summed_up(tmp_path, capsys, none, bias | {"recorded": strange})
-        output, errors = capsys.readouterr()
-        assert output == "" and errors.count("\n") == 1
-        assert f"{tmp_path}/0.json or {tmp_path}/1.json" in errors
