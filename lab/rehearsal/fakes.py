@@ -12,6 +12,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from unittest import mock
 
 import torch
@@ -116,17 +117,11 @@ class FusedNorm(torch.autograd.Function):
         return torch.empty_like(x), None, torch.empty_like(weight), None
 
 
-@contextlib.contextmanager
-def as_rank(rank: int, ranks: int) -> Iterator[None]:
+def as_rank(rank: int, ranks: int) -> AbstractContextManager:
     """With what torchrun would set in the environment of this rank, on machines of eight."""
-    before, local = dict(os.environ), min(8, ranks)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank % local),
-                      LOCAL_WORLD_SIZE=str(local))
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    local = min(8, ranks)
+    return mock.patch.dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks),
+                           LOCAL_RANK=str(rank % local), LOCAL_WORLD_SIZE=str(local))
 
 
 @contextlib.contextmanager
@@ -148,18 +143,6 @@ def cluster(operators: str) -> Iterator[None]:
             yield
     finally:
         dist.destroy_process_group()
-
-
-class Noted(set):
-    """A set that tells of each key that is added."""
-
-    def __init__(self, tell):
-        super().__init__()
-        self.tell = tell
-
-    def add(self, key):
-        super().add(key)
-        self.tell(key)
 
 
 class LiveMeter(TorchDispatchMode):

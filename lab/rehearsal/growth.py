@@ -21,7 +21,6 @@ import argparse
 import collections
 import contextlib
 import copy
-import functools
 import itertools
 import sys
 from collections.abc import Callable
@@ -29,8 +28,8 @@ from types import ModuleType
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import distributed_c10d as c10d
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -46,8 +45,6 @@ from lab.run.words import quantity
 MOST = 2**31 - 1        # what an int32 holds
 MANY = 1024             # ranks from which on a loop over them is felt in a step
 LARGE = 2**20           # bytes; less does not matter, whatever it grows with
-MAKERS = ((dist, "new_group"), (dist, "new_subgroups"), (dist, "new_subgroups_by_enumeration"),
-          (common, "init_device_mesh"))
 
 
 class Found(Exception):
@@ -153,29 +150,22 @@ class Groups:
     {line of the sources: number}."""
 
     def __init__(self, files):
-        self.files, self.depth, self.own = set(files), 0, collections.Counter()
+        self.files, self.own = set(files), collections.Counter()
+        self.maker = c10d._new_process_group_helper     # which all that make a group call
+        self.patch = mock.patch.object(c10d, "_new_process_group_helper", self.make)
 
     def __enter__(self):
-        self.patches = contextlib.ExitStack()
-        for module, name in MAKERS:
-            maker = functools.partial(self.make, getattr(module, name))
-            self.patches.enter_context(mock.patch.object(module, name, maker))
+        self.patch.start()
         return self
 
     def __exit__(self, *exception):
-        self.patches.close()
+        self.patch.stop()
 
-    def make(self, maker, *args, **kwargs):
-        """Call the maker, and count the groups that it has made."""
-        groups = dist.distributed_c10d._world.pg_map
-        before = len(groups)
-        self.depth += 1
-        try:
-            return maker(*args, **kwargs)
-        finally:
-            self.depth -= 1
-            if not self.depth:                          # one maker may call another
-                self.own[line_in(self.files)] += len(groups) - before
+    def make(self, *args, **kwargs):
+        """Make a group, and count it."""
+        group, store = self.maker(*args, **kwargs)
+        self.own[line_in(self.files)] += group is not c10d.GroupMember.NON_GROUP_MEMBER
+        return group, store
 
 
 class Counts:

@@ -8,6 +8,7 @@ bytes are alive at the peak, what they are, and which lines have made them.
 import argparse
 import contextlib
 import math
+import traceback
 from types import ModuleType
 
 import torch
@@ -55,11 +56,10 @@ class Run(report.Run):
 
     is_rehearsal = True
 
-    def __init__(self, args, train, formulas, steps=STEPS, counts=None):
+    def __init__(self, args, formulas, files, steps=STEPS, counts=None):
         super().__init__(args, formulas, about=chapters.about(args.chapter), watch=no_watch,
                          instruments=chapters.instruments(args))
         self.kinds, self.packed, self.peak, self.lines, self.spans = {}, {}, {}, [], []
-        files = {file_of(train), common.__file__}
         self.live, self.groups = fakes.LiveMeter(files), growth.Groups(files)
         self.steps, self.counts, self.found = steps, counts, []
 
@@ -96,7 +96,7 @@ class Run(report.Run):
         with contextlib.ExitStack() as meters:
             self.live.begin()
             self.meter(meters)
-            self.kept.counted = fakes.Noted(self.note_packed)
+            self.kept.note = self.note_packed
             for p in self.model.parameters():
                 hook = p.register_post_accumulate_grad_hook(self.note_gradient)
                 meters.callback(hook.remove)
@@ -207,7 +207,7 @@ def taken(module, args, steps=STEPS, is_counted=False):
     counts = growth.Counts(files) if is_counted else None
     watch = growth.Watch(files, args.attention)
     with fakes.as_rank(args.rank, args.ranks), fakes.cluster(args.operators):
-        run = Run(args, train, module.formulas, steps, counts)
+        run = Run(args, module.formulas, files, steps, counts)
         try:
             with run.groups, watch, run.live:
                 train(run)
@@ -241,9 +241,6 @@ def file_of(train):
 
 def asked_in(error, file):
     """The innermost line of the file in which an error was raised, and its source."""
-    number, trace = 0, error.__traceback__
-    while trace:
-        if trace.tb_frame.f_code.co_filename == file:
-            number = trace.tb_lineno
-        trace = trace.tb_next
-    return named((file, number)), source_of((file, number))
+    frames = traceback.extract_tb(error.__traceback__)
+    numbers = [frame.lineno for frame in frames if frame.filename == file]
+    return named((file, numbers[-1])), source_of((file, numbers[-1]))

@@ -294,11 +294,11 @@ class ActivationMeter(torch.autograd.graph.saved_tensors_hooks):
 
     bytes: what is kept at the moment; most: the most of it at a time. Not counted are parameters,
     however their memory comes and goes, and `known` tensors, which are there anyway (the batch).
-    `keep` adds tensors that are kept without autograd's knowing.
+    `keep` adds tensors that are kept without autograd's knowing. note(key): called for each.
     """
 
     def __init__(self, known=()):
-        self.bytes = self.most = 0
+        self.bytes, self.most, self.note = 0, 0, None
         self.counted, self.known = set(), {storage_of(t)._cdata for t in known}
         super().__init__(self.pack, lambda tensor: tensor)
 
@@ -310,6 +310,8 @@ class ActivationMeter(torch.autograd.graph.saved_tensors_hooks):
             self.known.add(key)
         if key not in self.known and key not in self.counted:
             self.counted.add(key)
+            if self.note:
+                self.note(key)
             self.bytes += size
             self.most = max(self.most, self.bytes)
             weakref.finalize(storage, self.forget, key, size)

@@ -49,13 +49,18 @@ class BesideOneGpu(common.Run):
     def loss_in_time(self, batch: Batch) -> float:
         """Of one GPU that is not late, which takes this step, too."""
         if self.in_time is None:
-            self.in_time = copy.copy(self)
-            self.in_time.one_gpu = None
-        loss, _ = self.in_time.one_gpu_step(batch, is_late=False)
+            self.in_time = self.from_the_start()
+            self.in_time.about = None                   # of a chapter in which nothing is late
+        loss, _ = self.in_time.one_gpu_step(batch)
         return loss.item()
 
-    def one_gpu_step(self, batch: Batch, is_late: bool | None = None
-                     ) -> tuple[torch.Tensor, torch.Tensor]:
+    def from_the_start(self) -> "BesideOneGpu":
+        """This run, whose one GPU begins again where the run began."""
+        run = copy.copy(self)
+        run.one_gpu = None
+        return run
+
+    def one_gpu_step(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Take the step of this batch on one GPU. Returns its loss and norm. No communication."""
         if self.one_gpu is None:
             self.one_gpu = self.first_model()
@@ -64,7 +69,7 @@ class BesideOneGpu(common.Run):
             self.before = None                          # the weights of a step ago
         parameters = list(self.one_gpu.parameters())
         newest = used = [p.data for p in parameters]
-        if self.is_late if is_late is None else is_late:
+        if self.is_late:
             used = self.before or newest
             self.before = [weights.clone() for weights in newest]
         for p, weights in zip(parameters, used):

@@ -10,9 +10,7 @@ of each rank, and the store through which they meet. What torchrun does besides,
 again and to find those of other machines, is its own.
 """
 
-import functools
 import gc
-import itertools
 import math
 import multiprocessing
 import os
@@ -37,7 +35,6 @@ CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ["torch._dynamo", "torch.distributed.tensor.parallel",       # an optimizer's first step
            "triton.runtime.interpreter", "lab.launch", "lab.classroom.exercises"]
 CONTEXT.set_forkserver_preload(PRELOAD)
-NUMBER = itertools.count()
 
 
 def start_interpreter(*more: str) -> None:
@@ -53,23 +50,18 @@ def typed(words: Iterable[str], world: int = 0) -> str:
     return " ".join([launcher, *words])
 
 
-@functools.cache                        # not at import, which every new process does
-def folder():
-    """Of what programs print."""
-    return tempfile.TemporaryDirectory()
-
-
 def play(words, cwd, outputs, environment, encoding, buffering, first):
     """In the new process: be `python words ...`."""
     os.chdir(cwd)
     os.environ.update(environment)
     sys.stdout, sys.stderr = None, None
     for number, path in enumerate(outputs, start=1):
-        os.close(number)
-        if path is not None:            # else closed, as by `>&-`
+        if path is None:
+            os.close(number)            # as by `>&-`
+        else:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(file, number)
-            os.close(file) if file != number else None
+            os.close(file)
     if outputs[0]:
         sys.stdout = open(1, "w", buffering, encoding=encoding, closefd=False)
     if outputs[1]:
@@ -102,7 +94,8 @@ class Ranks:
                  stderr: Path | str | None = "", encoding: str = "utf-8", buffering: int = -1,
                  first: dict | None = None, **environment):
         words, launched = [str(word) for word in words], {}
-        self.outputs, self.processes, self.failed = [], [], None    # failed: when the first has
+        self.processes, self.failed = [], None          # failed: when the first has
+        self.folder = tempfile.TemporaryDirectory()     # of what they print
         if world:
             self.store = store()
             launched = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
@@ -111,14 +104,12 @@ class Ranks:
         for rank in range(max(world, 1)):
             if world:
                 launched |= {"RANK": rank, "LOCAL_RANK": rank}
-            number = next(NUMBER)
-            files = [f"{folder().name}/{number}{kind}" if path == "" else path
+            files = [f"{self.folder.name}/{kind}{rank}" if path == "" else path
                      for kind, path in (("out", stdout), ("err", stderr))]
             more = {name: str(value) for name, value in (launched | environment).items()}
             process = CONTEXT.Process(target=play, daemon=True, args=(
                 words, str(cwd), files, more, encoding, buffering, (first or {}).get(rank)))
             process.start()
-            self.outputs.append(files)
             self.processes.append(process)
 
     def wait(self, timeout: float | None = 100, grace: float | None = None) -> list[int | None]:
@@ -139,18 +130,17 @@ class Ranks:
 
     def read(self, kind, rank):
         """What was printed to one stream."""
-        ranks = range(len(self.outputs)) if rank is None else [rank]
-        paths = [Path(self.outputs[rank][kind] or "none") for rank in ranks]
-        return "".join(path.read_text() for path in paths
-                       if path.exists() and path.parent == Path(folder().name))
+        ranks = range(len(self.processes)) if rank is None else [rank]
+        paths = [Path(self.folder.name, f"{kind}{rank}") for rank in ranks]
+        return "".join(path.read_text() for path in paths if path.exists())
 
     def out(self, rank: int | None = None) -> str:
         """What this one, or all of them, have printed so far."""
-        return self.read(0, rank)
+        return self.read("out", rank)
 
     def err(self, rank: int | None = None) -> str:
         """The same of stderr."""
-        return self.read(1, rank)
+        return self.read("err", rank)
 
     def send(self, number: int, rank: int) -> None:
         """A signal, to one rank."""

@@ -9,7 +9,6 @@ in 32 bits. (TTrace, Jiang et al., 2025, estimates its tolerances by a perturbat
 arithmetic, Parker 1997, rounds each operation at random.)
 """
 
-import copy
 import math
 
 import torch
@@ -61,8 +60,8 @@ def distance(x, y):
 
 def another(run):
     """A run whose one GPU begins where this run began."""
-    run = copy.copy(run)
-    run.one_gpu, run.steps_taken, run.counts = None, 0, 1
+    run = run.from_the_start()
+    run.steps_taken, run.counts = 0, 1
     return run
 
 

@@ -8,9 +8,6 @@ from unittest import mock
 import pytest
 
 from lab.run import ranks
-from lab.run.ranks import folder
-
-__all__ = ["Ranks", "folder", "run"]
 
 # Of a test in which ranks without a launcher, and without a short timeout, miss one that has ended.
 gloo_tells = pytest.mark.skipif(
