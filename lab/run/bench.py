@@ -16,11 +16,9 @@ from lab.run.words import count
 
 
 class Bench(common.Run):
-    """The base of report.Run and of chapter 00's. Only rank 0 prints. at, so_far: where the run is,
-    in words, for a line that says why it has ended there. watch: see meeting.Watch. draw_record:
-    draws a picture of a run's JSON, into a path."""
-
-    watch, draw_record, write_trace = None, None, None
+    """The base of report.Run and of chapter 00's. Only rank 0 prints. Both have what they have
+    measured in `as_json`, what is wrong in `problems`, and why in `diagnosis`; where they are in
+    words, `at` and `so_far`; a `watch` (meeting.Watch); and draw_record(record, path)."""
 
     def prepare(self, args):
         """Before the ranks meet: what is asked for can be written."""
@@ -75,13 +73,14 @@ class Bench(common.Run):
         self.watch.stop()
         return status
 
-    def report_problems(self):
-        """Print them, then write and draw. Returns the exit status."""
+    def report_problems(self, **outputs: Callable) -> int:
+        """Print them, then write and draw. outputs: what else is written, {flag: write(path)}.
+        Returns the exit status."""
         for problem in self.problems:
             print(f"  ✗ {problem}", flush=True)
         for sentence in self.diagnosis:
             print(f"  → {sentence}", flush=True)
-        outputs = {"json": self.write_json, "plot": self.draw_picture, "profile": self.write_trace}
+        outputs = {"json": self.write_json, "plot": self.draw_picture} | outputs
         written = [wrote(self.args, flag, write) for flag, write in outputs.items()]
         return 0 if all(written) and not self.problems else 1
 
@@ -90,8 +89,6 @@ class Bench(common.Run):
 
     def draw_picture(self, path):
         """Of --plot."""
-        if self.draw_record is None:
-            raise ValueError("nobody draws it here")
         self.draw_record(self.as_json(), path)
         print(f"  picture: {path}", flush=True)
 

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import random
 from unittest import mock
 
 import pytest
@@ -12,9 +11,8 @@ import common
 from lab import pictures
 from lab.run import refusals, strict
 from lab.run.commands import Parser
-from tests.conftest import FULL, SMALL, TEXT, chapter_names
-from tests.support import every_command, trials
-from tests.support.refused import changed, hold_refusals, refusal_of
+from tests.conftest import SMALL, TEXT, chapter_names
+from tests.support.refused import hold_refusals
 
 TWO = "02_data_parallel"
 EVERY = chapter_names()
@@ -143,49 +141,3 @@ def test_a_word_that_is_missing_or_wrong_has_one_that_works(capsys):
         with pytest.raises(SystemExit, match="2"):
             refusals.accepted(parser.parse_args, words.split(), alone=True)
         assert capsys.readouterr().err.endswith(f"; {change} would work\n")
-
-
-# ------------------------------------------------------------------------------- by chance
-
-REFUSED = 500 if FULL else 60  # command lines of all chapters together
-ODD = {int: [-1, 0, 1, 2, 3, 5, 6, 7, 12, 33, 100, 1000, "x", 1.5, 10**7, 2**40],
-       float: [-1, 0, 1e-9, 0.3, 2, 1e9, "nan", "x"],
-       str: ["", "nowhere", "a.json", "a.png", "folder", "saved", "text"]}  # fmt: skip
-
-
-def drawn(rng, parser):
-    """Ranks and flags, some of which are bad, or do not fit each other."""
-    actions = [action for action in parser._actions if action.dest != "help"]
-    flags = {}
-    for action in rng.sample(actions, rng.choice((1, 2, 2, 3, 4))):
-        values = list(action.choices or ODD[trials.kind_of(action)])
-        flag = rng.choice(action.option_strings)
-        flags[flag] = None if action.nargs == 0 else rng.choice(values)
-    return rng.choice((1, 2, 3, 4, 6, 8)), flags
-
-
-@pytest.fixture
-def saved(monkeypatch, tmp_path, run_chapter):
-    """A folder with a checkpoint and a text."""
-    monkeypatch.setattr(common, "standard_library", lambda: bytes(range(200)) * 20)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "text").write_bytes(bytes(range(250)) * 9)
-    flags = *SMALL, "--layers=16", "--steps=1", f"--data={TEXT}", "--save=saved", "--no-verify"
-    assert run_chapter(TWO, *flags)[0] == 0
-
-
-def test_following_what_is_suggested_leads_to_a_run(saved):
-    """A change mends one flag; where several don't fit, one refusal follows another."""
-    for name in EVERY:
-        parser = trials.parser_of(every_command.of_chapter(name))
-        rng, refused = random.Random(name), 0
-        while refused < REFUSED / len(EVERY):
-            ranks, flags = drawn(rng, parser)
-            argv = [flag if value is None else f"{flag}={value}" for flag, value in flags.items()]
-            path = [f"{argv} on {ranks}"]
-            while refusal := refusal_of(name, argv, ranks):
-                why, change = refusal.args
-                path.append(f"{why}; {change}")
-                assert len(path) <= 10, "\n".join([name, *path])
-                argv, ranks = changed(argv, ranks, change)
-            refused += len(path) > 1

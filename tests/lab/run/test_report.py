@@ -109,12 +109,6 @@ def test_formulas_that_are_not_written_are_a_problem_and_the_rest_is_compared(ra
     assert 0 < run["max_grad_diff"] < 1e-12
 
 
-def test_without_verification_nothing_is_compared(ranks, tmp_path):
-    status, run, output = ranks(2)(train, ("--no-verify",), tmp_path, "parameter")[0]
-    assert status == 0 and run["reference_loss"] == [] and run["max_loss_diff"] is None
-    assert "✓ same" not in output
-
-
 def test_json_has_every_field_of_the_contract(ranks, tmp_path):
     (_, run, output), _ = ranks(2)(train, ("--steps=4", "--dtype=float64", "--seed=3"), tmp_path)
     for key in ("loss", "grad_norm", "step_seconds", "reference_loss", "reference_grad_norm"):

@@ -113,9 +113,3 @@ def test_what_lab_schedules_and_lab_faults_write_has_its_line_too(tmp_path, caps
         "07_pipeline_parallel 1f1b, asleep 2 - - - 1/1 - ✓".split(),
         "07_pipeline_parallel 1f1b, asleep 2 - - - 0/1 - ✗ a step".split(),
         "faults layouts 4 gloo 2.0000 - 1/1 101 ✓".split()]
-
-
-def test_a_file_cannot_write_to_the_terminal(a_run, tmp_path, capsys):
-    odd = a_run | {"variant": "\x1b[31m\n", "problems": ["\ud800\r\x07"]}
-    [line] = summed_up(tmp_path, capsys, odd)
-    assert line.isprintable() and r"\x1b[31m\n, loss" in line and line.endswith(r"✗ \ud800\r\x07")
