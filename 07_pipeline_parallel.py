@@ -117,7 +117,6 @@ With few micro-batches it does not pay: with m = p, 1f1b is idle for nearly half
 Run it:
     torchrun --nproc_per_node=4 07_pipeline_parallel.py --variant interleaved --layers 8
     python -m lab.schedules interleaved --ranks 8 --micro-batches 16 --chunks 2
-    torchrun --nproc_per_node=4 -m lab.schedules zb-h1 --sleep 10
 
 Sources: Huang et al., GPipe (2019); Narayanan et al., Memory-Efficient Pipeline-Parallel DNN
 Training (2021; 2bw, and 1f1b as "PipeDream-Flush") and Efficient Large-Scale Language Model

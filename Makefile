@@ -81,7 +81,7 @@ faults: $(READY)  ## kill ranks of a run at random, and see that it costs time a
 	$(PYTHON) -m lab.faults --json runs/faults.json
 	$(PYTHON) -m lab.pictures runs/faults.json
 
-scaling: $(READY)  ## 3 minutes: tokens/s over ranks, and overlap, beside predictions
+scaling: $(READY)  ## 3 minutes: tokens/s over ranks, beside predictions
 	@$(PYTHON) -m lab.scaling --json runs/scaling.json
 	@$(PYTHON) -m lab.pictures runs/scaling.json --out figures
 

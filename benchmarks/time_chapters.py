@@ -5,8 +5,7 @@ that a noisy machine is noisy for both. The table gives the median step of each,
 middle half, and the ratio of the medians: at 1.00 or less, the first side is no slower.
 
 The last pair of chapter 08 is a mixture and a dense model with the same FLOPs for a token. Chapter
-09's axes are each timed alone too, against the chapter that they come from. Chapter 07's schedules
-with stages that sleep are a command of their own, `python -m lab.schedules`.
+09's axes are each timed alone too, against the chapter that they come from.
 
     python benchmarks/time_chapters.py [--steps N] [--only 01] [--record] [-- flags for every run]
 

@@ -19,10 +19,9 @@ Llama 3's training was interrupted 466 times in 54 days on 16,384 GPUs, once in 
 waited a minute for each save, it should save every 18 minutes, and lose 11% to both. If a save goes
 on beside training, which waits a second for it: every 2.4 minutes, and 1.4%.
 
-This program trains quietly, then again in three layouts, one after the other: replicas, tensor
-parallelism on half of the ranks, pipeline and tensor parallelism on all. There, ranks are killed at
-random moments, every other one while a save is under way. Losses and the last checkpoint are
-compared with those of the quiet run: sums have another order in another layout, so to 1e-10.
+This program trains a model quietly, then again with ranks that are killed at random moments, every
+other one while a save is under way. Losses and the last checkpoint are those of the quiet run, bit
+for bit. It prints the formulas with what was measured.
 
     goodput     the seconds of steps that counted, over all seconds from start to end. A step counts
                 if it was not computed again. Its seconds are those since the step before; of the
@@ -34,7 +33,6 @@ Approximation to the Optimum Checkpoint Interval (1974); Daly, A Higher Order Es
 Optimum Checkpoint Interval for Restart Dumps (2006).
 """
 
-import contextlib
 import json
 import math
 import os
@@ -58,12 +56,10 @@ from lab.checkpoints.saving import LOG
 from lab.run import commands, refusals
 from lab.run.about import as_check
 
+CHAPTER, RANKS = "02_data_parallel", 4
 MODEL = ("--layers=2", "--dim=64", "--heads=4", "--kv-heads=2", "--seq=64", "--lr=0.002",
          "--dtype=float64", "--device=cpu", "--no-verify", "--batch=64")  # fmt: skip
-STEPS, EVERY = 120, 10              # in all layouts together; a save after so many
-LAYOUTS = (("02_data_parallel", 4), ("04_tensor_parallel", 2),
-           ("09_5d", 4, "--pp=2", "--tp=2", "--micro-batch=16"))  # fmt: skip
-TOLERANCE = 1e-10                   # of another layout, whose sums have another order
+STEPS, EVERY = 120, 10              # a save after so many
 PATIENCE = 300                      # seconds for the next kill, or the end
 LLAMA = 54 * 24 * 3600 / 466        # seconds between faults
 
@@ -105,32 +101,32 @@ class Failed(Exception):
     """What went on for too long, or ended too early."""
 
 
-def plan(kills, ranks, seed):
+def plan(kills, seed):
     """Random faults, each within two saves of a start."""
     draw = random.Random(seed)
-    return [Fault(draw.randrange(ranks), draw.randint(EVERY // 2, 3 * EVERY // 2), bool(i % 2),
+    return [Fault(draw.randrange(RANKS), draw.randint(EVERY // 2, 3 * EVERY // 2), bool(i % 2),
                   draw.uniform(0, 0.03)) for i in range(kills)]  # fmt: skip
 
 
-def wait_until(condition, what, ended=lambda: False):
-    """Wait until condition(); raises Failed if the run has ended before, or if it takes too long.
-    """
+def wait_until(condition, what, has_ended):
+    """Wait until condition(); raises Failed if the run ends before, or if it takes too long."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        if ended():
+        if has_ended():
             raise Failed(f"the run ended before {what}")
         if time.monotonic() > deadline:
             raise Failed(f"there was no time left for {what}")
         time.sleep(0.001)
 
 
-def log_of(folder):
-    """What a run has said of its steps, those of all starts."""
+def read_log(folder):
+    """A line for each step that a run has taken, in all its starts."""
     path = folder / LOG
     return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
 
 
-def lines_of(folder):
+def count_lines(folder):
+    """The lines of the log so far."""
     path = folder / LOG
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
@@ -146,14 +142,14 @@ def is_saving(folder, since):
     return False
 
 
-def strike(fault, folder, ranks, ended):
+def strike(fault, folder, ranks, has_ended):
     """Kill one of the processes ranks(), which are about to start, when the fault says so. Returns
-    when that was, and those processes. ended(): whether there is nobody to kill any more."""
-    since, before = time.time(), lines_of(folder)
-    wait_until(lambda: lines_of(folder) >= before + fault.steps, "a kill", ended)
+    when that was, and those processes."""
+    since, before = time.time(), count_lines(folder)
+    wait_until(lambda: count_lines(folder) >= before + fault.steps, "a kill", has_ended)
     pids = ranks()                                      # now all of them are there
     if fault.in_save:
-        wait_until(lambda: is_saving(folder, since), "a kill in a save", ended)
+        wait_until(lambda: is_saving(folder, since), "a kill in a save", has_ended)
     time.sleep(fault.seconds)
     os.kill(pids[fault.rank], signal.SIGKILL)
     return time.time(), set(pids)
@@ -167,19 +163,18 @@ def children(pid):
         return []
 
 
-def train(layout, folder, faults, *flags):
-    """Run a chapter, and kill ranks of it. Returns for each fault when it was, how many steps were
-    logged before the next start, and whether an incomplete checkpoint was left."""
-    name, world, *own = layout
+def train(folder, faults, *flags):
+    """Run the chapter, and kill ranks of it. Returns what the figure shows: seconds since the
+    begin, of each start its steps with their losses, and when each kill was."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               f"--nproc_per_node={world}", f"--max-restarts={len(faults)}", ROOT / f"{name}.py",
-               *MODEL, *own, f"--save={folder}", f"--resume={folder}", *flags]
-    since, kills, output = time.time(), [], folder.with_suffix(".txt")
+               f"--nproc_per_node={RANKS}", f"--max-restarts={len(faults)}",
+               ROOT / f"{CHAPTER}.py", *MODEL, f"--save={folder}", f"--resume={folder}", *flags]
+    begin, kills, ends, output = time.time(), [], [], folder.with_suffix(".txt")
     with output.open("a") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file,
                                    env=os.environ | {"OMP_NUM_THREADS": "1"})
 
-    def ended():
+    def has_ended():
         return process.poll() is not None
 
     def ranks():
@@ -187,26 +182,31 @@ def train(layout, folder, faults, *flags):
 
     try:
         for fault in faults:
-            at, pids = strike(fault, folder, ranks, ended)
-            wait_until(lambda pids=pids: not pids & set(ranks()), "the others' end", ended)
-            kills.append((at, lines_of(folder), is_saving(folder, since)))
-            since = time.time()
-        wait_until(ended, "the last step")
+            at, pids = strike(fault, folder, ranks, has_ended)
+            wait_until(lambda pids=pids: not pids & set(ranks()), "the others' end", has_ended)
+            kills.append(at - begin)
+            ends.append(count_lines(folder))            # of the log, where this start ended
+        wait_until(has_ended, "the last step", lambda: False)
     finally:
-        kill_with_children(process)
+        end_with_ranks(process)
     if process.returncode:
-        raise Failed(f"torchrun ended with status {process.returncode}; see {output}")
-    return kills
+        raise Failed(f"torchrun ended with status {process.returncode}")
+    lines, starts = read_log(folder), []
+    for first, last in pairwise([0, *ends, None]):
+        starts.append({"steps": [line["step"] for line in lines[first:last]],
+                       "losses": [line["loss"] for line in lines[first:last]],
+                       "seconds": [line["time"] - begin for line in lines[first:last]]})
+    return {"seconds": time.time() - begin, "starts": starts, "kills": kills, "every": EVERY}
 
 
-def kill_with_children(process):
+def end_with_ranks(process):
     """End torchrun and its ranks, if they still run."""
     if process.poll() is None:
-        pids = children(process.pid)
+        ranks = psutil.Process(process.pid).children()
         process.kill()
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for rank in ranks:
+            if rank.is_running():
+                rank.kill()
         process.wait()
 
 
@@ -219,126 +219,66 @@ def tensors_of(folder):
     return {name: saved.value(name, torch.empty(shape)) for name, shape in shapes.items()}
 
 
-def difference(these, those):
-    """The largest between numbers or tensors of the same names, relative to each; 0: they are equal
-    bit for bit. Raises Failed where a name is missing."""
-    if these.keys() != those.keys():
-        raise Failed(f"only one run has {sorted(these.keys() ^ those.keys())}")
-    off = 0.0
-    for name, x in these.items():
-        x, y = (torch.as_tensor(value, dtype=torch.float64) for value in (x, those[name]))
-        if not torch.equal(x, y):
-            off = max(off, float((x - y).abs().max() / y.abs().max()))
-    return off
+def unequal(these, those):
+    """Names that only one side has, or whose numbers or tensors are not equal bit for bit."""
+    return [name for name in {**these, **those} if name not in these or name not in those
+            or not torch.equal(torch.as_tensor(these[name]), torch.as_tensor(those[name]))]
 
 
 def compare(folder, quiet, steps):
-    """The largest differences from a quiet run: of all losses, and of the last checkpoint's
-    tensors. Raises Failed where a step or the checkpoint is missing."""
-    losses = [{line["step"]: line["loss"] for line in log_of(path)} for path in (folder, quiet)]
-    for path, of_path in zip((folder, quiet), losses):
-        if sorted(of_path) != list(range(1, steps + 1)):
-            raise Failed(f"{path / LOG} has {len(of_path)} of {steps} steps")
-    name = f"step-{steps:06}"
-    return difference(*losses), difference(tensors_of(folder / name), tensors_of(quiet / name))
-
-
-def starts_of(folder, begin, cuts):
-    """What the log says, start by start: cuts are the lines at which one ended. Seconds count from
-    `begin`."""
-    lines, starts = log_of(folder), []
-    for first, last in pairwise([0, *cuts, None]):
-        own = lines[first:last]
-        chapter, ranks = own[0]["chapter"].replace("_", " "), own[0]["ranks"]
-        starts.append({"layout": f"{chapter}, {ranks} ranks",
-                       "seconds": [line["time"] - begin for line in own],
-                       "steps": [line["step"] for line in own],
-                       "losses": [line["loss"] for line in own]})  # fmt: skip
-    return starts
-
-
-def run(layouts, folder, kills, seed, *flags):
-    """Train in one layout after the other, with the faults shared out. Returns what pictures and
-    formulas want to know."""
-    begin, struck, cuts = time.time(), [], []
-    faults = plan(kills, min(ranks for _, ranks, *_ in layouts), seed)
-    for i, layout in enumerate(layouts):
-        steps = STEPS * (i + 1) // len(layouts)
-        of_layout = train(layout, folder, faults[i::len(layouts)], f"--steps={steps}",
-                          f"--save-every={EVERY}", f"--seed={seed}", *flags)
-        struck += of_layout
-        cuts += [count for _, count, _ in of_layout] + [lines_of(folder)]
-    starts = starts_of(folder, begin, cuts[:-1])
-    struck = [(at - begin, is_unfinished) for at, _, is_unfinished in struck]
-    return {"seconds": time.time() - begin, "starts": starts, "kills": struck, "every": EVERY,
-            "folder": str(folder)}
-
-
-def attempts_of(faulty):
-    """Of each start, its steps and when they ended: [(step, seconds)]."""
-    return [list(zip(start["steps"], start["seconds"])) for start in faulty["starts"]]
-
-
-def report(faulty, quiet):
-    """Print what the faults cost, and compare. Returns the checks."""
-    of_losses, of_tensors = compare(Path(faulty["folder"]), Path(quiet["folder"]), STEPS)
-    attempts = attempts_of(faulty)
-    share, lost = goodput(attempts, faulty["seconds"])
-    kills = len(faulty["kills"])
-    unfinished = sum(is_unfinished for _, is_unfinished in faulty["kills"])
-    print(f"{STEPS} steps in {len(LAYOUTS)} layouts, a save every {EVERY}")
-    print(f"  {kills} kills, {unfinished} of which left a save unfinished; "
-          f"{len(attempts)} starts; {lost} steps lost, {lost / kills:.1f} to a fault")
-    print(f"  {faulty['seconds']:.1f} s, quietly {quiet['seconds']:.1f} s; goodput {share:.1%}")
+    """Checks that the losses of all steps and the last checkpoint are those of the quiet run.
+    Raises Failed where the run has not taken all steps."""
+    losses = [{line["step"]: line["loss"] for line in read_log(path)} for path in (folder, quiet)]
+    if sorted(losses[0]) != list(range(1, steps + 1)):
+        raise Failed(f"the log has {len(losses[0])} of {steps} steps")
+    saved = [tensors_of(path / f"step-{steps:06}") for path in (folder, quiet)]
     checks = []
-    for name, off in (("losses of all steps", of_losses), ("the last checkpoint", of_tensors)):
-        about = "values", name, "", "in three layouts"
-        checks.append(as_check(about, off, TOLERANCE, off <= TOLERANCE))
-        words = "bit for bit" if off == 0 else f"to {off:.0e}"
-        mark = "✓" if off <= TOLERANCE else "✗"
-        print(f"  {name}: {words} those of the quiet run   {mark}")
+    for name, pair in (("losses", losses), ("tensors of the last checkpoint", saved)):
+        off = len(unequal(*pair))
+        checks.append(as_check(("values", f"{name} that differ"), off, 0, off == 0))
     return checks
 
 
 def explain(faulty, waits):
-    """Print the formulas with what was measured. waits: seconds that training waited for each save.
-    """
-    steps = [end - start for attempt in attempts_of(faulty)
-             for (_, start), (_, end) in pairwise(attempt)]
-    begins = [start["seconds"][0] for start in faulty["starts"]]
-    restarts = [min(begin for begin in begins if begin > at) - at for at, _ in faulty["kills"]]
+    """Print what the faults cost, beside the formulas. waits: seconds that training waited for each
+    save."""
+    starts, kills = faulty["starts"], faulty["kills"]
+    attempts = [list(zip(start["steps"], start["seconds"])) for start in starts]
+    share, lost = goodput(attempts, faulty["seconds"])
+    steps = [end - start for attempt in attempts for (_, start), (_, end) in pairwise(attempt)]
+    begins = [start["seconds"][0] for start in starts]
+    restarts = [min(begin for begin in begins if begin > at) - at for at in kills]
     save, restart = statistics.mean(waits), statistics.mean(restarts)
-    interval = EVERY * statistics.median(steps)
-    here = faulty["seconds"] / len(faulty["kills"])
-    best = best_interval(save, LLAMA)
+    between, best = faulty["seconds"] / len(kills), best_interval(save, LLAMA)
+    print(f"{STEPS} steps, a save every {EVERY}, {len(kills)} kills")
+    print(f"  {lost} steps lost; {faulty['seconds']:.1f} s in all; goodput {share:.1%}")
     print(f"  training waits {1e3 * save:.1f} ms for a save, and a restart takes {restart:.1f} s")
-    print(f"  one fault in {here:.1f} s, saved every {interval:.2f} s; best by formula: every "
-          f"{best_interval(save, here):.2f} s")
+    print(f"  one fault in {between:.1f} s, saved every {EVERY * statistics.median(steps):.2f} s; "
+          f"best by formula: every {best_interval(save, between):.2f} s")
     print(f"  with Llama 3's faults, one in {LLAMA:,.0f} s: {best:.0f} s, and goodput "
           f"{expected_goodput(best, save, restart, LLAMA):.1%}")
 
 
 def with_and_without(folder, args):
-    """Train quietly, and with faults. Returns the checks, and what pictures show."""
+    """Train quietly, and with faults. Returns the checks, and what the figure shows."""
     times = folder / "quiet.json"
-    quiet = run(LAYOUTS[:1], folder / "quiet", 0, args.seed, f"--json={times}")
-    faulty = run(LAYOUTS, folder / "faulty", args.kills, args.seed)
-    checks = report(faulty, quiet)
+    flags = f"--steps={STEPS}", f"--save-every={EVERY}", f"--seed={args.seed}"
+    quiet = train(folder / "quiet", [], *flags, f"--json={times}")
+    faulty = train(folder / "faulty", plan(args.kills, args.seed), *flags)
     explain(faulty, json.loads(times.read_text())["recorded"]["checkpoints"]["waits"])
+    checks = compare(folder / "faulty", folder / "quiet", STEPS)
+    for check in checks:
+        print(f"  {check['name']}: {check['measured']}   {'✓' if check['ok'] else '✗'}")
     return checks, {"quiet": quiet, "faulty": faulty}
 
 
-def as_json(args, checks, recorded):
+def record_of(args, checks, recorded):
     """As a run writes it, so that lab.report has a line for it, and lab.pictures a figure."""
-    of_losses, of_tensors = (check["measured"] for check in checks)
-    problems = [f"{check['name']}: {check['measured']} off" for check in checks if not check["ok"]]
-    return json.dumps({
-        "chapter": "faults", "variant": "three layouts", "config": {"seed": args.seed},
-        "world_size": LAYOUTS[0][1], "backend": "gloo", "recorded": recorded,
-        "loss": recorded["faulty"]["starts"][-1]["losses"], "checks": checks,
-        "seconds": recorded["faulty"]["seconds"], "problems": problems,
-        "max_loss_diff": of_losses, "max_param_diff": of_tensors, "max_grad_diff": None,
-    }, indent=1) + "\n"
+    faulty = recorded["faulty"]
+    return {"chapter": "faults", "variant": f"{args.kills} kills", "config": {"seed": args.seed},
+            "world_size": RANKS, "backend": "gloo", "recorded": recorded,
+            "loss": faulty["starts"][-1]["losses"], "seconds": faulty["seconds"],
+            "checks": checks, "problems": []}
 
 
 def parse(argv):
@@ -359,12 +299,11 @@ def main(argv=None):
         except Failed as why:
             print(f"✗ {why}")
             for output in sorted(Path(folder).glob("*.txt")):
-                print(f"{output.name} ends with", *output.read_text().splitlines()[-15:],
-                      sep="\n  ")
+                print(f"{output.name} ends with\n{output.read_text()[-2000:]}")
             return 1
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(as_json(args, checks, recorded))
+        args.json.write_text(json.dumps(record_of(args, checks, recorded), indent=1) + "\n")
     return 0 if all(check["ok"] for check in checks) else 1
 
 

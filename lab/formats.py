@@ -18,9 +18,7 @@ float32 which adds the updates up. Stochastic rounding goes up or down at random
 nearer one, so that on average nothing is lost. Both are shown on the tiny preset, trained here.
 
 Recipes for FP8 keep 20 to 9 bytes of a parameter between two steps, and what the last three save is
-mostly AdamW's moments. These are measured: moments that are stored in 16 or 8 bits between two
-steps, and computed with in float32. The second moment is stored as its root: a square has twice the
-range, and in FP8 most of it would be zero, by which AdamW divides.
+mostly AdamW's moments.
 
 All of the table comes from torch.finfo and from casts. TF32 is no dtype: it is a float32 of which a
 matmul reads 10 bits of mantissa, rounded here to the nearest.
@@ -35,12 +33,10 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 import common
 from lab.drawing import new_figure, save
 from lab.run import commands, refusals
-from lab.run.meters import nbytes
 
 FORMATS = {"float64": torch.float64, "float32": torch.float32, "TF32": "tf32",
            "bfloat16": torch.bfloat16, "float16": torch.float16, "E4M3": torch.float8_e4m3fn,
@@ -153,28 +149,22 @@ def settings(steps):
                         ["--device=cpu", f"--steps={steps}"])
 
 
-def losses_and_gradients(args, model):
-    """Yield the loss of each step, once the gradients are there."""
-    text = common.Text(args)
-    for step in range(args.steps):
-        tokens, targets, valid = text.batch(step)
-        model.zero_grad()
-        loss = common.loss_sum(model(tokens), targets) / valid
-        loss.backward()
-        yield loss.item()
-
-
 def train(way, steps, lr=LR):
     """Train the tiny preset, computed in float32, with weights that are rounded to bfloat16 after a
     step, in one of the WAYS. Returns the losses, the weights before the last step, and the model
     after it."""
     args = settings(steps)
-    model, losses, before = common.gpt(args.model), [], {}
+    text, model = common.Text(args), common.gpt(args.model)
+    losses, before = [], {}
     optimizer = common.OPTIMIZERS["adamw"](model.parameters(), lr)
     generator = torch.Generator().manual_seed(0)
     masters = [p.detach().clone() for p in model.parameters()]
-    for loss in losses_and_gradients(args, model):
-        losses.append(loss)
+    for step in range(args.steps):
+        tokens, targets, valid = text.batch(step)
+        model.zero_grad()
+        loss = common.loss_sum(model(tokens), targets) / valid
+        loss.backward()
+        losses.append(loss.item())
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         for p, master in zip(model.parameters(), masters):
             if way == "masters":
@@ -206,75 +196,11 @@ RECIPES = {     # the format of each part; the products are in bf16 in the first
     "DeepSeek-V3": ("fp32", "fp32", "fp8", "bf16", "bf16", "bf16"),
     "Nanotron": ("bf16", "fp32", "fp8", "fp8", "fp8", "fp8"),
 }
-MEASURED = {name: recipe[-2:] for name, recipe in RECIPES.items()
-            if recipe[-2:] != ("fp32", "fp32")}
-KEEP = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-TILE = 128              # numbers of a row that share a scale, as in kernels/fp8.py
 
 
 def bytes_of(recipe):
     """Of a parameter, between two steps."""
     return sum(WIDTHS[name] for name in recipe)
-
-
-def moment_bytes(shapes, name):
-    """Of one moment of parameters of these shapes; FP8 has scales."""
-    numbers = sum(math.prod(shape) for shape in shapes)
-    tiles = sum(math.prod(shape[:-1]) * math.ceil(shape[-1] / TILE) for shape in shapes)
-    return WIDTHS[name] * numbers + (4 * tiles if name == "fp8" else 0)
-
-
-def stored(x, name):
-    """x, as it is kept, and the scales of its tiles, powers of two, if it has such."""
-    if name != "fp8":
-        return x.to(KEEP[name]), None
-    rows = x.reshape(-1, x.shape[-1])
-    tiles = F.pad(rows, (0, -rows.shape[1] % TILE)).unflatten(1, (-1, TILE))
-    scales = tiles.abs().amax(2, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
-    scales = scales.clamp(min=2.0**-126).log2().ceil().exp2()
-    values = (tiles / scales).flatten(1)[:, :rows.shape[1]].contiguous()
-    return values.to(torch.float8_e4m3fn), scales
-
-
-def loaded(kept, like):
-    """What was `stored`, in float32 and the shape of `like`."""
-    values, scales = kept[0].float(), kept[1]
-    if scales is not None:
-        values = values * scales.flatten(1).repeat_interleave(TILE, 1)[:, :values.shape[1]]
-    return values.view_as(like)
-
-
-class AdamW:
-    """By hand, with moments that are stored in these formats between two steps."""
-
-    def __init__(self, parameters, formats, lr=5e-4, betas=(0.9, 0.95), eps=1e-6, decay=0.01):
-        self.parameters, self.formats, self.steps = list(parameters), formats, 0
-        self.lr, self.betas, self.eps, self.decay = lr, betas, eps, decay
-        self.kept = [[stored(torch.zeros_like(p.data), name) for name in formats]
-                     for p in self.parameters]
-
-    @torch.no_grad()
-    def step(self):
-        """Update the parameters by their gradients."""
-        self.steps += 1
-        first, second = self.betas
-        for p, kept in zip(self.parameters, self.kept):
-            mean = loaded(kept[0], p).lerp(p.grad, 1 - first)
-            square = loaded(kept[1], p).square().lerp(p.grad.square(), 1 - second)
-            root = (square / (1 - second**self.steps)).sqrt() + self.eps
-            p.mul_(1 - self.lr * self.decay)
-            p.sub_(self.lr / (1 - first**self.steps) * mean / root)
-            kept[:] = [stored(x, name) for x, name in zip((mean, square.sqrt()), self.formats)]
-
-
-def train_with_moments(args, formats):
-    """The losses of a run, and bytes of all moments."""
-    model, losses = common.gpt(args.model), []
-    optimizer = AdamW(model.parameters(), formats)
-    for loss in losses_and_gradients(args, model):
-        losses.append(loss)
-        optimizer.step()
-    return losses, nbytes(optimizer.kept)
 
 
 def table_of_recipes():
@@ -283,23 +209,6 @@ def table_of_recipes():
     for name, recipe in RECIPES.items():
         yield (f"{name:20}" + "".join(f"{part:>18}" for part in recipe)
                + f"{bytes_of(recipe):>6}")
-
-
-def small_moments(args):
-    """Lines: of each choice of moments its bytes, beside the formula, and its loss beside that of
-    moments in fp32, the mean of the last steps (20 at the most)."""
-    shapes = [p.shape for p in common.gpt(args.model).parameters()]
-    numbers, usual = sum(map(math.prod, shapes)), None
-    yield (f"{'AdamW, moments in':20}{'bytes measured':>16}{'formula':>12}{'a number':>10}"
-           f"{'loss':>9}")
-    for name, formats in {"": ("fp32", "fp32"), **MEASURED}.items():
-        losses, size = train_with_moments(args, formats)
-        end = end_of(losses)
-        usual = end if usual is None else usual
-        formula = sum(moment_bytes(shapes, of_moment) for of_moment in formats)
-        right = "✓" if size == formula else "✗"
-        yield (f"{' and '.join(formats):20}{size:>16,}{formula:>12,}{size / numbers:>10.2f}"
-               f"{end:>9.4f} {end - usual:+.4f}   {right}  {name}")
 
 
 # --------------------------------------------------------------------------------------- the figure
@@ -361,7 +270,7 @@ def main(argv=None):
     for way in WAYS:
         off = end_of(losses[way]) - end_of(losses["float32"])
         print(f"  {way:12}{end_of(losses[way]):8.4f} {off:+8.4f}")
-    print("", *table_of_recipes(), "", *small_moments(settings(args.steps)), sep="\n")
+    print("", *table_of_recipes(), sep="\n")
     if args.out:
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         draw(shares, losses, args.out)

@@ -2,7 +2,6 @@
 
     python -m lab.scaling [--json F]                        all of it, as `make scaling` does
     torchrun --nproc_per_node=8 -m lab.scaling rates        only the all_reduces of chapter 00
-    torchrun --nproc_per_node=4 -m lab.scaling overlap      only what chapters 02 and 03 hide
 
 all_reduce   Chapter 00's four, by hand, and PyTorch's, a ring as well. A round takes α seconds, and
              each byte of its largest message 1/B: one α and one B are fitted to all of them. Ranks
@@ -10,9 +9,6 @@ all_reduce   Chapter 00's four, by hand, and PyTorch's, a ring as well. A round 
 tokens/s     The same batch on 1, 2, 4 and 8 ranks. Chapter 10 predicts it from α and B, the FLOP/s
              of a matmul and the bytes/s of an addition, measured while all ranks compute. It leaves
              out the time that Python and the start of an operator take.
-overlap      On few cores, sending takes time from computing, so overlap gains little. Here layers
-             sleep in forward and backward, and so does a link: a message arrives when those before
-             it have, α and its bytes' time later. The steps are chapter 02's and 03's.
 """
 
 import json
@@ -27,7 +23,6 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import common
 from common import Refused, environment
@@ -40,7 +35,7 @@ WORLDS = 1, 2, 4, 8
 
 
 class Row(NamedTuple):
-    """A row of the table. x: ranks, bytes or a ratio, over which the figure shows it."""
+    """A row of the table. x: ranks or bytes, over which the figure shows it."""
 
     what: str
     unit: str
@@ -204,199 +199,29 @@ def record_of(n, *command):
         return json.loads(file.read_text())
 
 
-# ------------------------------------------------------------------ overlap, with layers that sleep
-
-RATIOS = 0.5, 1, 2          # seconds of an all_reduce of all gradients, over those of a backward
-
-
-class Plan(NamedTuple):
-    """Seconds that a layer sleeps, and α of a message. numbers: those of a layer's parameters."""
-
-    layers: int = 6
-    forward: float = 0.01
-    backward: float = 0.02
-    alpha: float = 0.002
-    numbers: int = 2**12
-    micro_batches: int = 2
-    in_bucket: int = 2      # layers whose gradients are sent together
-
-
-class Sleeper(nn.Module):
-    """Adds the means of two halves of its numbers to x, (batch, seq, 2), and sleeps: in forward,
-    and in backward before the numbers' gradient is there."""
-
-    def __init__(self, plan):
-        super().__init__()
-        self.plan, self.weight = plan, nn.Parameter(torch.linspace(-1, 1, plan.numbers))
-
-    def forward(self, x):
-        time.sleep(self.plan.forward)
-        x = x + self.weight.view(2, -1).mean(1)
-        x.register_hook(lambda gradient: time.sleep(self.plan.backward))
-        return x
-
-
-class Link:
-    """From a rank to the others: one message at a time. sent: bytes on the wire when a layer is
-    gathered, or reduced and scattered; an all_reduce sends twice as many."""
-
-    def __init__(self, plan, ratio, ranks):
-        self.share, self.alpha, self.free = (ranks - 1) / ranks, plan.alpha, 0
-        self.sent = self.share * 4 * plan.numbers
-        self.bandwidth = 2 * self.sent / (ratio * plan.backward)
-
-    def arrival(self, now, sent):
-        """When a message of so many bytes has arrived that could start now."""
-        self.free = max(self.free, now) + self.alpha + sent / self.bandwidth
-        return self.free
-
-
-class Arrival(NamedTuple):
-    """What a collective returns at once: it is over when its message has arrived, too."""
-
-    work: object
-    moment: float
-
-    def wait(self):
-        self.work.wait()
-        time.sleep(max(0, self.moment - time.perf_counter()))
-
-
-class SlowGroup(dist.ProcessGroup):
-    """All ranks, as a group whose collectives go over a Link. Chapters take it like any other."""
-
-    link = None
-
-    def __init__(self, store, rank, size, timeout):
-        super().__init__(rank, size)
-
-    def arrival(self, work, sent):
-        """Of a message of so many bytes that could start now."""
-        return Arrival(work, self.link.arrival(time.perf_counter(), sent))
-
-    def allreduce(self, tensors, options):
-        work = dist.all_reduce(tensors[0], async_op=True)
-        return self.arrival(work, 2 * self.link.share * tensors[0].nbytes)
-
-    def all_gather_single(self, full, part, options):
-        work = common.all_gather(full, part, async_op=True)
-        return self.arrival(work, self.link.share * full.nbytes)
-
-    def reduce_scatter_single(self, part, full, options):
-        work = common.reduce_scatter(part, full, async_op=True)
-        return self.arrival(work, self.link.share * full.nbytes)
-
-    def broadcast(self, tensors, options):              # before the first step, so without the link
-        return dist.group.WORLD.broadcast(tensors, options)
-
-    _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single    # torch 2.11
-
-
-dist.Backend.register_backend("slow", SlowGroup, devices=["cpu"])
-
-
-def data_parallel(plan, link, variant):
-    """Seconds of a step of chapter 02: `naive` sends when backward has ended, and the others as
-    soon as the gradients of a layer, or of a bucket, are there."""
-    together = plan.in_bucket if variant == "bucket" else 1
-    end = plan.micro_batches * plan.layers * (plan.forward + plan.backward)
-    for ready in range(together, plan.layers + 1, together):
-        to_come = 0 if variant == "naive" else plan.layers - ready
-        arrival = link.arrival(end - to_come * plan.backward, 2 * together * link.sent)
-    return max(end, arrival)
-
-
-def zero3(plan, link, ahead):
-    """Seconds of a step of ZeRO-3, which gathers `ahead` of the layer that computes: in forward,
-    and again in backward all but the last layer. The sum of a layer travels during the backward of
-    the next one. At the end comes the norm's one number."""
-    now = 0
-    for _ in range(plan.micro_batches):
-        reduced = 0                                     # when the sum of the layer before is there
-        for seconds, arrived in (plan.forward, []), (plan.backward, [0]):
-            is_backward = bool(arrived)
-            for i in range(plan.layers):
-                while len(arrived) < min(plan.layers, i + 1 + ahead):
-                    arrived.append(link.arrival(now, link.sent))
-                now = max(now, arrived[i]) + seconds
-                if is_backward:
-                    now = max(now, reduced)
-                    reduced = link.arrival(now, link.sent)
-        now = max(now, reduced)
-    return now + plan.alpha
-
-
-FORMULAS = {f"02 {variant}": partial(data_parallel, variant=variant)
-            for variant in ("naive", "overlap", "bucket")}
-FORMULAS |= {f"03 zero3 --prefetch {ahead}": partial(zero3, ahead=ahead) for ahead in (0, 1)}
-
-
-def step_of(variant, plan, group):
-    """The chapter's own step, with layers that sleep: a function of `micro_batches` and `valid`,
-    the valid targets of all ranks."""
-    model = nn.Sequential(*(Sleeper(plan) for _ in range(plan.layers)))
-    rate = plan.numbers / 4                             # as if the means were what is trained
-    if variant.startswith("02"):
-        two = chapter("02")
-        replica = two.replicate(variant[3:], model, group, plan.in_bucket * 4 * plan.numbers)
-        optimizer = torch.optim.SGD(model.parameters(), rate)
-        return partial(two.train_step, replica, optimizer, clip=None)
-    three = chapter("03")
-    units = three.make_units(model, partial(three.Unit, group=group))
-    three.keep_only_shards(units)
-    return partial(three.zero3_step, model, units, ahead=int(variant[-1]), clip=None,
-                   optimizer=torch.optim.SGD([unit.shard for unit in units], rate))
-
-
-def measure_step(variant, plan, ratio, group):
-    """The Row of a variant, over the SlowGroup: of the best of three steps, since other programs
-    only make one longer."""
-    numbers = torch.Generator().manual_seed(group.rank())
-    batch = [(torch.randn(1, 4, 2, generator=numbers), torch.randint(2, (1, 4), generator=numbers))
-             for _ in range(plan.micro_batches)]
-    step = partial(step_of(variant, plan, group), micro_batches=batch,
-                   valid=group.size() * 4 * len(batch))
-    predicted, seconds = FORMULAS[variant](plan, Link(plan, ratio, group.size())), []
-    for _ in range(3):
-        group.link = Link(plan, ratio, group.size())
-        seconds.append(seconds_of(step, torch.device("cpu"), 1, 1))
-    return Row(variant, "ms", group.size(), ratio, 1e3 * min(seconds), 1e3 * predicted,
-               f"all_reduce over backward {ratio:g}")
-
-
 # -------------------------------------------------------------------------------- the command line
 
 def parse(argv):
     """The command line; raises Refused."""
     parser = commands.Parser("-m lab.scaling", description=__doc__)
-    parser.add_argument("part", nargs="?", choices=("rates", "overlap"), help="on torchrun's ranks")
+    parser.add_argument("part", nargs="?", choices=("rates",), help="on torchrun's ranks")
     parser.add_argument("--json", type=commands.output("scaling.json"), help="write all rows")
     args, world = parser.parse_args(argv), environment("WORLD_SIZE", 0)
     if args.part and not world:
-        raise Refused(f"{args.part} is measured on ranks: torchrun --standalone --nproc_per_node=4 "
-                      f"-m lab.scaling {args.part} would work")
+        raise Refused("rates are measured on ranks: torchrun --standalone --nproc_per_node=4 "
+                      "-m lab.scaling rates would work")
     if world and not args.part:
-        raise Refused("ranks of torchrun measure a part", "with rates")
-    if args.part == "overlap" and world == 1:
-        raise Refused("one rank has nobody to send to", "--nproc_per_node 4")
-    args.device = "cpu" if args.part == "overlap" else "auto"
+        raise Refused("torchrun's ranks measure only rates", "with rates")
+    args.device = "auto"
     return args
 
 
-def measure_part(args):
-    """On a rank: (rows, rates or None) of the part, which rank 0 prints."""
+def measure_on_this_rank(args):
+    """(Rows, rates) of all ranks, which rank 0 prints."""
     torch.set_num_threads(1)
-    device, rates = common.join_ranks(args, environment("RANK", 0)), None
-    if args.part == "rates":
-        rows, rates = measure_rates(device)
-    else:
-        group = dist.new_group(backend="slow")
-        rows = [measure_step(variant, Plan(), ratio, group)
-                for variant in FORMULAS for ratio in RATIOS]
-    if dist.get_rank() == 0 and rates:
+    rows, rates = measure_rates(common.join_ranks(args, environment("RANK", 0)))
+    if dist.get_rank() == 0:
         print_rates(rows, rates, dist.get_world_size())
-    elif dist.get_rank() == 0:
-        print(*rows, sep="\n")
     dist.destroy_process_group()
     return rows, rates
 
@@ -406,27 +231,20 @@ def measure_all():
     all_rows = []
     print("measured / predicted, how far off that is, and what the prediction is made of")
     for n in WORLDS:
-        rows, rates = rows_on(n, "rates")
+        recorded = record_of(n, "-m", "lab.scaling", "rates")["recorded"]
+        rows, rates = [Row(*row) for row in recorded["rows"]], recorded["rates"]
         print_rates(rows, rates, n)
         for axis in AXES:
             rows.append(measure_axis(axis, n, cluster_of(rates, n)))
             print(rows[-1], flush=True)
         all_rows += rows
-    rows, _ = rows_on(4, "overlap")
-    print("ranks: 4 · layers sleep", *rows, sep="\n")
-    return all_rows + rows
-
-
-def rows_on(n, part):
-    """(Rows, rates) of a part on n ranks."""
-    recorded = record_of(n, "-m", "lab.scaling", part)["recorded"]
-    return [Row(*row) for row in recorded["rows"]], recorded["rates"]
+    return all_rows
 
 
 def main(argv=None):
     args = refusals.accepted(parse, sys.argv[1:] if argv is None else argv)
     if args.part:
-        rows, rates = measure_part(args)
+        rows, rates = measure_on_this_rank(args)
     else:
         rows, rates = measure_all(), None
     if args.json and environment("RANK", 0) == 0:

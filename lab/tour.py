@@ -90,7 +90,7 @@ def drawing(done, folder, out):
         return [f"{folder / stop.name}.json" for stop in stops]
 
     done = sorted((stop for stop in done if stop.name), key=lambda stop: stop.name[:2])
-    trained = files(stop for stop in done if not stop.words.startswith("-m"))
+    trained = files(done)
     drawn = files(stop for stop in done if stop.drawn_on is not None)
     programs = []
     if trained:

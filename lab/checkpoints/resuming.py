@@ -115,17 +115,7 @@ def refuse_another_run(args, folder, index):
         if here.get(name) != value and name not in may_change:
             theirs, ours = as_flag(name, value), as_flag(name, here.get(name))
             raise Refused(f"--resume {folder} is of a run with {theirs}, and this has {ours}",
-                          change_back(args, name, value))
-
-
-def change_back(args, name, value):
-    """The change that gives this run the checkpoint's value, or drops --resume if no flag does."""
-    change = as_flag(name, value)
-    if change.startswith("--"):
-        return change
-    if not value and getattr(args, name, None) != args.own.get(name):
-        return f"without --{name}".replace("_", "-")
-    return "without --resume"
+                          theirs if theirs.startswith("--") else "without --resume")
 
 
 def as_flag(name, value):

@@ -18,8 +18,7 @@ from lab import ROOT, chapters
 from lab.classroom import checks, exercises, holes
 
 PROGRAMS = "lab.exercises", "lab.grade", "lab.pictures"
-OF_ROOMS = ("about.py", "*checks.py", "figure.py", "held.py", "simulate.py", "oracle.py",
-            "automatic.py")
+OF_ROOMS = ("about.py", "*checks.py", "figure.py", "held.py", "simulate.py", "oracle.py")
 AS_THEY_ARE = "LICENSE", "lab/setup.mk", "lab/setup.sh"
 HANDOUT = Path(__file__).with_name("handout")           # a README and a Makefile of its own
 REQUIRED = "requirements.txt", "lab/requirements/kernels.txt"

@@ -14,7 +14,6 @@ parameters, not each activation, and try a perturbation only if a fixed toleranc
 (lab/run/rounding.py). In exchange, what a run sends and keeps is compared with formulas: one
 message too many is seen although all tensors are right. All of that needs a model that fits on one
 GPU, which an invariant doesn't.
-`python -m lab.museum --published` has their bugs, and what sees each of them here.
 """
 
 import functools

@@ -3,9 +3,6 @@
     python -m lab.museum                        all exhibits, and the figure
     python -m lab.museum 06 torchtitan#596      those of a chapter, and of a thread
     python -m lab.museum kernels checkpoints    those of the kernels, and of checkpoints
-    python -m lab.museum 02 --dtype bfloat16    in 16 bits, where fewer observables see a bug
-    python -m lab.museum --published            bugs that TrainCheck and TTrace have published: how
-                                                they see each, and what sees it here; plays nothing
 
 Each runs for 20 steps with SGD and with AdamW, with the bug and without. Columns: the first step
 whose loss is not that of the run without the bug; how far the loss is from it, at the first step
@@ -46,12 +43,12 @@ def choose_exhibits(words):
     return chosen
 
 
-def play_all(exhibits, dtype=None):
+def play_all(exhibits):
     """Yield the rows of the table, in order."""
     from lab.museum import observe
 
     def play(exhibit):
-        return {optimizer: observe.play_both(exhibit, observe.flags_of(exhibit, optimizer, dtype))
+        return {optimizer: observe.play_both(exhibit, observe.flags_of(exhibit, optimizer))
                 for optimizer in ("sgd", "adamw")}
 
     one_of_each_run = {(exhibit.file, exhibit.flags): exhibit for _, exhibit in exhibits}
@@ -59,25 +56,24 @@ def play_all(exhibits, dtype=None):
         list(pool.map(play, one_of_each_run.values()))     # the runs without a bug are played once
         played = pool.map(play, [exhibit for _, exhibit in exhibits])
         for (room, exhibit), seen in zip(exhibits, played):
-            yield judge(room, exhibit, seen, dtype)
+            yield judge(room, exhibit, seen)
 
 
-def judge(room, exhibit, played, dtype=None):
+def judge(room, exhibit, played):
     """The row of an exhibit, as plain data. played: {optimizer: (Seen without the bug, and with
-    it)}. In its own dtype, an exhibit is caught if all see it that it names."""
+    it)}. It is caught if all observables see it that it names."""
     from lab.museum import observe
 
     clean, planted = played["sgd"]
     first, last = observe.relative_differences(clean, planted)
     _, adamw = observe.relative_differences(*played["adamw"])
     is_known = None not in (last, adamw)
-    named = set() if dtype else {*exhibit.caught_by}
     return {"number": exhibit.number, "room": room, "caught": planted.caught,
             "step": observe.first_step(clean, planted),
             "losses": {"first": first, "last": last, "AdamW": adamw},
             "AdamW hides it": is_known and last >= observe.VISIBLE > adamw,
             "is clean": all(without.status == 0 for without, _ in played.values()),
-            "is caught": planted.status == 1 and named <= {*planted.caught}}
+            "is caught": planted.status == 1 and {*exhibit.caught_by} <= {*planted.caught}}
 
 
 def line_of(row):
@@ -135,18 +131,14 @@ def draw(rows, path):
 
 def arguments(argv):
     """The arguments, with the exhibits that are chosen. Raises Refused."""
-    from common import DTYPES, Refused
+    from common import Refused
     from lab.run import commands
 
     parser = commands.Parser("-m lab.museum", description=__doc__)
     parser.add_argument("exhibit", nargs="*", default=[], metavar="EXHIBIT", help="06, or a thread")
     parser.add_argument("--out", type=commands.output("museum.png"),
                         help="draw exhibits by observables")
-    parser.add_argument("--dtype", choices=DTYPES, help="of all runs that need no other")
-    parser.add_argument("--published", action="store_true", help="print the catalogues of others")
     args = parser.parse_args(argv)
-    if args.published and (args.exhibit or args.out or args.dtype):
-        raise Refused("--published plays no exhibit, and takes no other argument")
     try:
         args.exhibits = choose_exhibits(args.exhibit)
     except ValueError as error:                         # a room's exhibits.toml is wrong
@@ -159,14 +151,9 @@ def main(argv=None):
     from lab.run import refusals
 
     args = refusals.accepted(arguments, sys.argv[1:] if argv is None else argv, alone=True)
-    if args.published:
-        from lab.museum import published
-
-        print("\n".join(published.table(museum.exhibits())))
-        return 0
     begin, rows = time.monotonic(), []
     print(f"  {'':<38}step  loss 1 loss 20   AdamW            what sees it")
-    for row in play_all(args.exhibits, args.dtype):
+    for row in play_all(args.exhibits):
         rows.append(row)
         print(line_of(row), flush=True)
     caught, are_clean = sum(row["is caught"] for row in rows), all(row["is clean"] for row in rows)

@@ -57,14 +57,11 @@ def trains(exhibit):
     return exhibit.ranks > 0 and not exhibit.file.startswith("00")
 
 
-def flags_of(exhibit, optimizer, dtype=None):
-    """With this optimizer, and in this precision, if the exhibit needs no other."""
-    flags = exhibit.flags
-    if trains(exhibit) and "--optimizer" not in flags:
-        flags += f" --optimizer={optimizer}"
-    if dtype and trains(exhibit) and "--dtype" not in flags and "--precision" not in flags:
-        flags += f" --dtype={dtype}"
-    return flags
+def flags_of(exhibit, optimizer):
+    """With this optimizer, if the exhibit needs no other."""
+    if trains(exhibit) and "--optimizer" not in exhibit.flags:
+        return f"{exhibit.flags} --optimizer={optimizer}"
+    return exhibit.flags
 
 
 # ---------------------------------------------------------------------------------- playing it

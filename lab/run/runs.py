@@ -15,7 +15,7 @@ from pathlib import Path
 from lab.run import commands
 from lab.run.refusals import accepted, fail, one_line
 
-HAVE = {                # what each run's JSON has; lab.schedules and lab.faults leave out more
+HAVE = {                # what each run's JSON has; lab.faults leaves out more
     "chapter": str, "variant": str, "world_size": int, "config": dict, "recorded": dict,
     "problems": list, "checks": list}
 
@@ -62,7 +62,7 @@ def misfit(run: object) -> str | None:
 
 def was_measured(run: dict) -> bool:
     """Whether a run of a chapter went on for long enough to be measured: one that came to a number
-    that is not finite has stopped before. lab.schedules and lab.faults write what they measured."""
+    that is not finite has stopped before. lab.faults writes what it measured."""
     is_of_a_chapter = {"loss", "device"} <= run.keys()
     return "timeline" in run["recorded"] or not is_of_a_chapter
 
@@ -91,8 +91,6 @@ def variant_of(run: dict) -> str:
         more.append(str(run["config"]["balance"]))
     if run.get("first_step"):                           # it has gone on
         more.append(f"from {run['first_step']}")
-    if "asleep" in run["recorded"]:                     # lab.schedules
-        more.append("asleep")
     return ", ".join([run["variant"], *more])
 
 

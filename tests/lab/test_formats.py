@@ -1,5 +1,4 @@
-"""lab/formats.py: its table against all numbers of a format, updates that get lost, FP8's recipes.
-"""
+"""lab/formats.py: its table against all numbers of a format, and updates that get lost."""
 
 import pytest
 import torch
@@ -77,41 +76,8 @@ def test_small_updates_are_lost_when_rounded_to_the_nearest(small):
 def test_the_program_runs_and_a_bad_argument_costs_one_line(small, tmp_path, capsys):
     formats.main(["--steps=1", *[f"--out={tmp_path}/new/formats.png"] * FULL])
     assert not FULL or (tmp_path / "new/formats.png").read_bytes().startswith(b"\x89PNG")
-    said = capsys.readouterr().out
-    assert all(name in said for name in formats.FORMATS)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in (*formats.FORMATS, *formats.RECIPES))
     with pytest.raises(SystemExit) as leaving:
         formats.main(["--steps=0"])
     assert leaving.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
-
-
-# --------------------------------------------------------------------------------- recipes for FP8
-
-
-def test_adamw_by_hand_is_pytorchs():
-    models = [torch.nn.Linear(5, 3) for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    by_hand = formats.AdamW(models[0].parameters(), ("fp32", "fp32"))
-    pytorchs = common.OPTIMIZERS["adamw"](models[1].parameters(), None)
-    for step in range(4):
-        for model, optimizer in zip(models, (by_hand, pytorchs)):
-            model.zero_grad()
-            model(torch.arange(5.0) - step).square().sum().backward()
-            optimizer.step()
-    for p, q in zip(*(model.parameters() for model in models)):
-        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
-
-
-def test_small_moments_train_as_well_and_their_bytes_are_counted(small):
-    x = torch.randn(3, 300, generator=torch.Generator().manual_seed(0)) + 4
-    for name, off in (("bf16", 2**-8), ("fp16", 2**-11), ("fp8", 2**-4)):
-        found = formats.loaded(formats.stored(x, name), x)
-        assert found.shape == x.shape and 0 < ((found - x) / x).abs().max() <= off, name
-    args = formats.settings(6)
-    args.model = common.Config(1, 32, 4, 2, 16, 256)
-    lines = list(formats.small_moments(args))[1:]
-    assert len(lines) == 4 and all("✓" in line for line in lines)
-    shapes = [p.shape for p in common.gpt(args.model).parameters()]
-    numbers = args.model.parameters()
-    assert formats.moment_bytes(shapes, "bf16") == 2 * numbers
-    rows = sum(p.numel() // p.shape[-1] for p in common.gpt(args.model).parameters())
-    assert formats.moment_bytes(shapes, "fp8") == numbers + 4 * rows  # no row is above 128

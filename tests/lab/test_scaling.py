@@ -1,9 +1,4 @@
-"""lab.scaling: α and B of made-up times, a prediction of the run that is measured, formulas of
-overlap by hand, and chapters 02 and 03 with layers that sleep.
-
-Where layers sleep, a rank has a clock on which a sleep takes no time, and nothing else takes any. A
-step takes exactly as long as its formula predicts, however busy the machine is.
-"""
+"""lab.scaling: α and B of made-up times, and a prediction of the run that is measured."""
 
 import contextlib
 import io
@@ -20,9 +15,6 @@ from lab.run.runs import read_runs
 from tests.conftest import TEXT, chapter, run_main
 
 RATES = {"flops": 5e10, "memory": 2e10, "alpha": 3e-4, "beta": 1 / 1.5e9}
-PLAN = scaling.Plan(layers=3, forward=0.005, backward=0.01, alpha=0.001, numbers=2**12,
-                    micro_batches=2, in_bucket=3)  # fmt: skip
-BY_HAND = scaling.Plan(layers=2, forward=1, backward=2, alpha=0, micro_batches=1, in_bucket=2)
 
 
 # ----------------------------------------------------------------------------- the α-β model
@@ -93,61 +85,6 @@ def test_tokens_of_a_chapters_run(pool, monkeypatch, tmp_path):
     assert "%" in row.note and f"{row.predicted:,.4g}" in str(row)
 
 
-# ------------------------------------------------------------------------------------- overlap
-
-
-def test_formulas_of_overlap_by_hand():
-    """Two layers, f = 1, b = 2, and messages of 1: an all_reduce takes 2. A second micro-batch adds
-    a work of 6."""
-    link = lambda plan=BY_HAND: scaling.Link(plan, 1, 2)
-    for variant, seconds in {
-            "02 naive": 10,     # 6 + two messages of 2
-            "02 overlap": 8,    # backward ends at 4 and 6: messages from 4 to 6, and from 6 to 8
-            "02 bucket": 10,    # both together, from 6 on
-            "03 zero3 --prefetch 0": 11,  # forward 1-2, 3-4, backward 4-6, a sum to 7, a gather ...
-            "03 zero3 --prefetch 1": 8,   # the gather of the second backward hides, from 3 to 4
-    }.items():  # fmt: skip
-        assert scaling.FORMULAS[variant](BY_HAND, link()) == pytest.approx(seconds), variant
-    twice = BY_HAND._replace(micro_batches=2)
-    assert scaling.FORMULAS["02 overlap"](twice, link()) == pytest.approx(8 + 6)
-    late = link(BY_HAND._replace(alpha=1))              # its messages wait for each other
-    seconds = 1 + 20 / late.bandwidth
-    assert [late.arrival(now, 20) for now in (0, 0.5, 100)] == pytest.approx(
-        [seconds, 2 * seconds, 100 + seconds])
-
-
-class Clock:
-    """Of a rank, instead of `time`."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def perf_counter(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
-
-
-def sleep_through():
-    """On a rank of the pool: a Row of each variant."""
-    clock, scaling.time = scaling.time, Clock()
-    try:
-        group = dist.new_group(backend="slow")
-        return [scaling.measure_step(variant, PLAN, 2, group) for variant in scaling.FORMULAS]
-    finally:
-        scaling.time = clock
-
-
-def test_chapters_take_exactly_as_long_as_the_formulas_say(ranks):
-    for name in ("02_data_parallel", "03_zero"):
-        chapter(name)  # or skip
-    rows, other = ranks(2)(sleep_through)
-    assert other == rows
-    for row in rows:  # the formula ignores the bytes of the norm
-        assert row.measured == pytest.approx(row.predicted, rel=1e-4), row.what
-
-
 # ------------------------------------------------------------------------------------- the program
 
 
@@ -180,20 +117,16 @@ def test_a_table_and_a_figure_of_what_is_measured(recorded, monkeypatch, tmp_pat
                for row in rows for rounds, sent in [scaling.cost(row[0].split()[1], 2, row[3])])
     assert printed.count("\n") == 6 and "all_reduce doubling" in printed
 
-    slept = [["02 naive", "ms", 4, ratio, 320.0, 320.0, "a ratio"] for ratio in scaling.RATIOS]
-    overlap = {"recorded": {"rows": slept, "rates": None}}
     monkeypatch.setattr(scaling, "record_of", lambda n, *words: (
-        run if words[-1] == "rates" else overlap if words[-1] == "overlap" else
-        {"step_seconds": [9.0, 9.0, 9.0, 0.5]}))  # fmt: skip
+        run if words[-1] == "rates" else {"step_seconds": [9.0, 9.0, 9.0, 0.5]}))
     assert scaling.main([f"--json={tmp_path}/all.json"]) == 0
     output = capsys.readouterr().out
     assert output.count("tokens/s") == len(scaling.AXES) * len(scaling.WORLDS)
-    assert "320 / 320" in output and "+0%" in output
     [whole] = read_runs([tmp_path / "all.json"])
     figure = scaled.draw([whole])
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     panels = {title: axes.lines for title, axes in zip(titles, figure.axes) if title}
-    assert {*panels} == {*scaling.AXES, "02: a step"}   # all_reduces of 2 ranks are not shown
+    assert {*panels} == {*scaling.AXES}   # all_reduces of 2 ranks are not shown
     measured, predicted = panels["dp"]
     assert [*measured.get_ydata()] == [8 * 128 / 0.5] * len(scaling.WORLDS)
     assert [*measured.get_xdata()] == [*predicted.get_xdata()] == [*scaling.WORLDS]
@@ -203,8 +136,8 @@ def test_a_table_and_a_figure_of_what_is_measured(recorded, monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize(("world", "flags", "works"), [
-    (0, "overlap", "torchrun"), (0, "--json x.txt", "--json scaling.json"),
-    (2, "", "with rates"), (2, "rats", "rates"), (1, "overlap", "--nproc_per_node 4")])
+    (0, "rates", "torchrun"), (0, "--json x.txt", "--json scaling.json"),
+    (2, "", "with rates"), (2, "rats", "rates")])
 def test_a_bad_argument_costs_one_line(capsys, monkeypatch, tmp_path, world, flags, works):
     monkeypatch.chdir(tmp_path)
     if world:

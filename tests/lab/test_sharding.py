@@ -1,13 +1,11 @@
-"""lab.sharding and the lesson behind it: by hand, and against DTensor on 2 x 2 ranks."""
+"""Products of sharded matrices: by hand, and against DTensor on 2 x 2 ranks."""
 
 import itertools
 
 import pytest
 import torch
 
-from common import Refused
 from lab import chapters
-from lab import sharding as command
 from lab.run.meters import CommMeter
 from tests.conftest import FULL, chapter, sample
 
@@ -73,6 +71,19 @@ def test_the_cheapest_way_depends_on_sizes_and_repeats_nothing():
              if sharding.repeats(a, b, way, MESH) == 1]
     found = sharding.cheapest(a, b, c, SIZES, MESH)
     assert len(every) > 1 and found in every and found.wire == min(way.wire for way in every)
+
+
+def test_zero_3_beside_tp_sends_what_the_book_lists():
+    """Its algorithm of both: forward gathers over both axes, backward scatters over both."""
+    a, b, c = {"X": "I", "Y": "J"}, {"X": "J", "Y": "K"}, {"X": "I", "Y": "K"}
+    way = sharding.cheapest(a, b, c, {"I": 65536, "J": 8192, "K": 32768}, {"X": 16, "Y": 4})
+    steps = {(step.operator, step.tensor, step.axis) for step in way.forward + way.backward}
+    assert steps >= {("all_gather", "A", "Y"), ("all_gather", "B", "X"),
+                     ("reduce_scatter", "dA", "Y"), ("reduce_scatter", "dB", "X")}
+    rows, weights = 2 * 65536 / 16 * 8192 * 3 / 4, 2 * 8192 * 32768 / 4 * 15 / 16
+    assert sum(step.wire for step in way.forward) == rows + weights
+    assert sum(step.wire for step in way.backward if step.operator == "reduce_scatter") == (
+        rows + weights)
 
 
 # ------------------------------------------------------------------------------------ on four ranks
@@ -187,42 +198,6 @@ def test_every_step_is_a_redistribution_of_dtensor(ranks, begin):
     assert len(cases) == 81 // EVERY
     for wrong in ranks(4)(on_ranks, cases):
         assert not wrong
-
-
-# ------------------------------------------------------------------------------------ the command
-
-
-def test_a_product_is_read_and_written_as_the_book_writes_it():
-    x, y = {"X": "I", "Y": "J"}, {"X": "J", "Y": "J"}
-    assert command.product("A[I_X, J_Y] B[J_XY, K] -> C[I_X, K]") == [x, y, {"X": "I", "Y": None}]
-    assert command.product("A[I_X, J] B[J, K_Y]")[2] == {"X": "I", "Y": "K"}  # as rows and columns
-    assert command.product("A[I, J] B[J, K]") == 3 * [{"X": None}]
-    assert command.written("B", "JK", {"X": "J", "Y": "J"}) == "B[J_XY, K]"
-
-
-def test_zero_3_beside_tp_sends_what_the_book_lists(capsys):
-    """Its algorithm of both: forward gathers over both axes, backward scatters over both."""
-    command.main(["A[I_X, J_Y] B[J_X, K_Y]", "X=16", "Y=4", "I=65536", "K=32768"])
-    output = capsys.readouterr().out
-    where = [output.index(step) for step in (
-        "all_gather A over Y", "all_gather B over X", "reduce_scatter dA over Y",
-        "reduce_scatter dB over X")]
-    assert where == sorted(where)
-    rows, weights = 2 * 65536 / 16 * 8192 * 3 / 4, 2 * 8192 * 32768 / 4 * 15 / 16
-    assert f"{2 * (rows + weights) / 1e6:.2f} MB" in output
-
-
-def test_a_bad_argument_costs_one_line(capsys):
-    for text in ["A[I_X, J]", "A[I_X, J_X] B[J, K]", "A[I_YX, J] B[J, K]", "A[I, J] B[L, K]",
-                 "A[I, J] B[J, K] -> C[K, I]", "A[I_X, J_Y] B[J, K_Z]"]:
-        with pytest.raises(Refused) as refused:
-            command.product(text)
-        command.product(refused.value.args[1])
-    for setting in "Z=3", "X=1", "I=many", "Y=4":
-        with pytest.raises(SystemExit) as leaving:
-            command.main(["A[I_X, J] B[J, K]", setting])
-        [line] = capsys.readouterr().err.splitlines()
-        assert leaving.value.code == 2 and line.endswith("would work"), line
 
 
 # ------------------------------------------------------------------------------------- the duality

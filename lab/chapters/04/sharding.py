@@ -1,8 +1,6 @@
 """Products of sharded matrices: which collectives C[I, K] = A[I, J] · B[J, K] needs, and what they
 send, forward and backward.
 
-    python -m lab.sharding "A[I_X, J] B[J, K_Y]"        answers that for any two matrices
-
 A layout records how a tensor is spread over the mesh: {axis: the dimension that it cuts}. None
 means that all ranks of the axis hold the same, PARTIAL that they hold terms of a sum. The scaling
 book writes A[I_X, J] if axis X cuts I, and {U_X} for terms of a sum. Along one axis there are nine

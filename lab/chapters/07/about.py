@@ -14,6 +14,4 @@ def is_late(args):
 TOUR = (
     Stop("07_pipeline_parallel.py --device=cpu --steps=5 --layers=8",
          "who computes when", 5, name="07_pipeline_parallel"),
-    Stop("-m lab.schedules 1f1b --micro-batches=8 --sleep=10",
-         "the same schedule, asleep: cores are enough", 1, name="07_asleep"),
 )

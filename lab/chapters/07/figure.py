@@ -16,20 +16,12 @@ BUBBLES = {"afab": (ORANGE, "-", 5), "1f1b": (BLUE, "-", 1.5), "interleaved": (R
 
 
 def draw(runs):
-    """Rank by rank, the schedule of the last run: as simulated, as slept through, as computed; and
-    the bytes that each rank keeps. At the bottom: the bubbles of all schedules, simulated."""
+    """Rank by rank, the schedule of the last run: as simulated, and as computed; and the bytes that
+    each rank keeps. At the bottom: the bubbles of all schedules, simulated."""
     pipeline = chapter("07")
-    known = [run for run in runs if run["chapter"] == OF
-             and "simulated" in run["recorded"]]
-    known.sort(key=lambda run: "executed" in run["recorded"])       # rather one that has computed
+    known = [run for run in runs if run["chapter"] == OF and "simulated" in run["recorded"]]
     run = known[-1] if known else {"recorded": {}}
-    for other in known:                                 # lab.schedules has slept through the same
-        same = other["recorded"]["simulated"] == run["recorded"]["simulated"]
-        if "asleep" in other["recorded"] and same:
-            asleep = {"asleep": other["recorded"]["asleep"]}
-            sleep = f"{other['config']['sleep']} ms"
-            run = run | {"recorded": run["recorded"] | asleep, "sleep": sleep}
-    shown = [of for of in ("simulated", "asleep", "executed") if of in run["recorded"]]
+    shown = [of for of in ("simulated", "executed") if of in run["recorded"]]
     p = len(run["recorded"].get("simulated", []))
     inches = {of: 0.7 + 0.3 * p for of in shown}
     inches |= {"kept": 2.4} if "executed" in shown else {}
@@ -66,7 +58,6 @@ def title_of(run, of, actions):
     turns = ", where ranks take turns if cores are fewer" if run["device"] == "cpu" else ""
     times = schedules.in_words(**chapter("07").times(run["config"].get("recompute", "none")))
     what = {"simulated": f"{run['variant']}, p = {len(actions)}, m = {m}, as simulated, {times}",
-            "asleep": f"the same in ms, if each F, B and W sleeps for {run.get('sleep')}",
             "executed": f"the same in ms, as computed on {run['device']}{turns}"}
     return f"{what[of]}: idle over work {len(actions) * end / work - 1:.2f}"
 

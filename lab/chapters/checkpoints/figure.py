@@ -1,48 +1,44 @@
 """The figure of what lab.faults has measured: what faults cost."""
 
-from lab.drawing import BLUE, ORANGE, PURPLE, RED, blank, runs_of
+from lab.drawing import BLUE, RED, blank, runs_of
 
 OF = "faults"
 
 
 def draw(runs):
-    """Loss over the seconds of a run that was killed and went on in other layouts, above that of a
-    quiet one; and over the steps, where both are the same."""
+    """Loss over the seconds of a run that was killed, above that of a quiet one; and over the
+    steps, where both are the same."""
     [recorded] = [run["recorded"] for run in runs_of(runs, OF).values()]
     quiet, faulty = recorded["quiet"], recorded["faulty"]
     figure = blank(11, 5)
     over_time, over_steps = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
     [one] = quiet["starts"]
     for axes, x in ((over_time, one["seconds"]), (over_steps, one["steps"])):
-        axes.plot(x, one["losses"], color="darkgray", linewidth=4,
-                  label=f"the quiet run ({one['layout']})")
+        axes.plot(x, one["losses"], color="darkgray", linewidth=4, label="the quiet run")
 
     starts = faulty["starts"]
-    layouts = dict.fromkeys(start["layout"] for start in starts)
-    color = dict(zip(layouts, (BLUE, PURPLE, ORANGE)))
     counts = {step: i for i, start in enumerate(starts) for step in start["steps"]}
     ended = 0
     for i, start in enumerate(starts):
-        layout, seconds = start["layout"], start["seconds"]
-        steps, losses = start["steps"], start["losses"]
+        seconds, steps, losses = start["seconds"], start["steps"], start["losses"]
         kept = sum(counts[step] == i for step in steps)     # the first ones
         over_time.axvspan(ended, seconds[0], color="#ebebeb", label=once(over_time, "ranks start"))
-        over_time.plot(seconds[:kept], losses[:kept], color=color[layout],
-                       label=once(over_time, layout))
+        over_time.plot(seconds[:kept], losses[:kept], color=BLUE,
+                       label=once(over_time, "the run with faults"))
         lost = slice(max(0, kept - 1), None)
         over_time.plot(seconds[lost], losses[lost], ":", color=RED,
                        label=once(over_time, "steps that were lost, and computed again"))
-        over_steps.plot(steps[:kept], losses[:kept], color=color[layout])
+        over_steps.plot(steps[:kept], losses[:kept], color=BLUE)
         ended = seconds[-1]
-    for at, _ in faulty["kills"]:
+    for at in faulty["kills"]:
         _, loss = max((t, loss) for start in starts
                       for t, loss in zip(start["seconds"], start["losses"]) if t <= at)
         over_time.plot(at, loss, "x", color=RED, markersize=10, markeredgewidth=2.5, linewidth=0,
                        label=once(over_time, "a rank is killed"))
 
     over_time.set(xlabel="seconds", ylabel="loss")
-    over_time.set_title(f"{len(faulty['kills'])} faults and {len(color)} layouts, a save after "
-                        f"every {faulty['every']} steps")
+    over_time.set_title(f"{len(faulty['kills'])} faults, and a save after every "
+                        f"{faulty['every']} steps")
     over_steps.set(xlabel="step")
     over_steps.set_title("over steps, both are the same")
     for axes in (over_time, over_steps):

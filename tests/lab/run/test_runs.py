@@ -97,19 +97,15 @@ def test_summary_of_several_runs(a_run, tmp_path, capsys):
     assert two.endswith("  ✗ step 7, rank 1: loss nan")
 
 
-def test_what_lab_schedules_and_lab_faults_write_has_its_line_too(tmp_path, capsys):
+def test_what_lab_faults_writes_has_its_line_too(tmp_path, capsys):
     """What they have not measured is left open, and a check that failed is the verdict."""
     check = as_check(("time", "a step"), 90, 75, True)
-    slept = {"chapter": "07_pipeline_parallel", "variant": "1f1b", "world_size": 2,
-             "device": "cpu", "config": {"sleep": 5}, "checks": [check], "problems": [],
-             "recorded": {"simulated": [], "asleep": []}}  # fmt: skip
-    too_long = slept | {"checks": [check | {"ok": False}]}
     faults = {"chapter": "faults", "variant": "layouts", "config": {"seed": 0},
               "world_size": 4, "backend": "gloo", "recorded": {}, "loss": [3.0, 2.0],
               "checks": [check], "seconds": 101.2, "problems": [], "max_loss_diff": 0.0,
               "max_param_diff": 1e-14, "max_grad_diff": None}  # fmt: skip
-    lines = summed_up(tmp_path, capsys, slept, too_long, faults)
+    wrong = faults | {"checks": [check | {"ok": False}]}
+    lines = summed_up(tmp_path, capsys, faults, wrong)
     assert [line.split() for line in lines] == [
-        "07_pipeline_parallel 1f1b, asleep 2 - - - 1/1 - ✓".split(),
-        "07_pipeline_parallel 1f1b, asleep 2 - - - 0/1 - ✗ a step".split(),
-        "faults layouts 4 gloo 2.0000 - 1/1 101 ✓".split()]
+        "faults layouts 4 gloo 2.0000 - 1/1 101 ✓".split(),
+        "faults layouts 4 gloo 2.0000 - 0/1 101 ✗ a step".split()]
