@@ -840,8 +840,7 @@ def formulas(args, rank, ranks, model):
         "schedule": {"actions": schedule[pp], "slices": slices, "inputs": range(cfg.layers + 2)}
         | (messages if args.pp > 1 else {}),            # inputs: every module detaches its own
         "sent": traffic(args, ranks, passes, travelled, sends, e),
-        "record": {"order": args.order.split(","), "places": places_of_ranks(args),
-                   "slices": slices, "stages": owners}}
+        "record": {"order": args.order.split(","), "places": places_of_ranks(args)}}
 
 
 def train(run):

@@ -4,7 +4,6 @@ import io
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import common
 from lab.run.overlap import both, hidden_share, names_of, under_way, union, without
@@ -80,10 +79,13 @@ def width_of(run: dict) -> int:
     return common.DTYPES[run["dtype"]].itemsize
 
 
-def widths_of(run: dict) -> tuple[int, int]:
-    """Bytes of a number that computes, and of a gradient."""
-    args = SimpleNamespace(dtype=run["dtype"], precision=run["config"].get("precision", "fp32"))
-    return common.rounded(args).itemsize, width_of(run)
+def draw_losses(run: dict) -> object:
+    """A figure of a run that has recorded nothing else: PyTorch's own."""
+    figure, axes = new_figure(6, 3)
+    axes.plot(range(1, 1 + len(run["loss"])), run["loss"], "o-", color=BLUE)
+    axes.set_xlabel("step")
+    axes.set_title("training loss")
+    return figure
 
 
 # --------------------------------------------------------------------------- what hides behind what

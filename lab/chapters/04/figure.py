@@ -1,37 +1,15 @@
 """The figure of chapter 04: who holds which part."""
 
-from lab.chapters import chapter
-from lab.drawing import BLUE, config_of, few, new_figure, runs_of, widths_of
+from lab.drawing import new_figure, runs_of
 
 OF = "04_tensor_parallel"
 
 
 def draw(runs):
-    """Left: which rank holds which part of each matrix. Right: bytes sent, against the ranks."""
+    """Which rank holds which part of each matrix."""
     *_, run = runs_of(runs, OF).values()
-    figure, (left, right) = new_figure(12, 3.6, 1, 2, width_ratios=(5, 2))
-    draw_parts(left, run["recorded"]["shards"])
-
-    tensor = chapter("04")
-    cfg, ranks = config_of(run), run["world_size"]
-    micro_batches = run["config"]["batch"] // run["config"]["micro_batch"]
-    worlds = [n for n in range(1, 2 * few(ranks, "ranks") + 1)
-              if tensor.fits(cfg, n, can_share=True)]
-    sent = []
-    recompute, (e, sums) = run["config"].get("recompute", "none"), widths_of(run)
-    for n in worlds:
-        formula = tensor.traffic(cfg, micro_batches, run["config"]["micro_batch"], n,
-                                 e, recompute, sums)
-        sent.append(sum(wire for _, _, wire in formula.values()) / 1e6)
-    measured = sum(op["wire_bytes"] for op in run["comm"].values()) / 1e6
-    right.plot(worlds, sent, "o-", color=BLUE, markersize=3, label="formula for megatron")
-    right.plot(ranks, measured, "kx", label=f"measured for {run['variant']}")
-    right.set_xscale("log", base=2)
-    right.set_xticks(worlds, worlds)
-    right.set_ylim(bottom=0)
-    right.set_xlabel("tensor-parallel ranks")
-    right.set_title("MB that a rank sends in a step")
-    right.legend()
+    figure, axes = new_figure(9, 3.6)
+    draw_parts(axes, run["recorded"]["shards"])
     return figure
 
 

@@ -4,42 +4,35 @@ from itertools import chain
 
 from lab import schedules
 from lab.chapters import chapter
-from lab.drawing import BLUE, ORANGE, PURPLE, RED, blank
+from lab.drawing import BLUE, ORANGE, RED, blank, draw_losses, runs_of
 
 OF = "07_pipeline_parallel"
 GREEN, IDLE = "#81a88d", "#e9e9e9"
 ACTIONS = {"F": (BLUE, "F: forward"), "B": (ORANGE, "B: backward, input"),
            "W": (GREEN, "W: backward, weights"), "BW": (RED, "BW: backward, input and weights")}
-BUBBLES = {"afab": (ORANGE, "-", 5), "1f1b": (BLUE, "-", 1.5), "interleaved": (RED, "o-", 1.5),
-           "zb-h1": ("#c9bfd3", "-", 5), "zb-h2": (PURPLE, "-", 1.5),
-           "dualpipe": ("black", "-", 1), "dualpipe-v": ("black", ":", 1.5)}
 
 
 def draw(runs):
     """Rank by rank, the schedule of the last run: as simulated, and as computed; and the bytes that
-    each rank keeps. At the bottom: the bubbles of all schedules, simulated."""
-    pipeline = chapter("07")
+    each rank keeps."""
     known = [run for run in runs if run["chapter"] == OF and "simulated" in run["recorded"]]
-    run = known[-1] if known else {"recorded": {}}
+    if not known:
+        return draw_losses(runs_of(runs, OF)["torch"])  # PyTorch's run records no schedule
+    *_, run = known
     shown = [of for of in ("simulated", "executed") if of in run["recorded"]]
-    p = len(run["recorded"].get("simulated", []))
-    inches = {of: 0.7 + 0.3 * p for of in shown}
+    inches = dict.fromkeys(shown, 0.7 + 0.3 * len(run["recorded"]["simulated"]))
     inches |= {"kept": 2.4} if "executed" in shown else {}
-    inches["bubbles"] = 3.2
     figure = blank(12, 0.3 + sum(inches.values()))
     panels = figure.subplot_mosaic([[name] for name in inches],
                                    height_ratios=list(inches.values()))
-
     for of in shown:
         actions = timeline(run, of)
         draw_actions(panels[of], actions)
         panels[of].set_title(title_of(run, of, actions))
-        if of == "executed":
-            draw_kept(panels["kept"], actions)
-            panels["kept"].sharex(panels[of])
-    if shown:
-        draw_legend(figure, run["recorded"]["simulated"])
-    draw_bubbles(panels["bubbles"], pipeline)
+    if "kept" in panels:
+        draw_kept(panels["kept"], timeline(run, "executed"))
+        panels["kept"].sharex(panels["executed"])
+    draw_legend(figure, run["recorded"]["simulated"])
     return figure
 
 
@@ -119,24 +112,3 @@ def draw_kept(axes, actions):
     axes.set_title("activations in MB that each rank keeps for backward, after each of its actions")
     axes.set_xlabel("ms since the step began", fontsize=9)
     axes.legend(loc="upper center", ncols=8, fontsize=8)
-
-
-def draw_bubbles(axes, pipeline, p=8, v=2):
-    """Of each schedule, against the micro-batches with which it can be."""
-    for variant, (color, style, width) in BUBBLES.items():
-        first = 2 * p if variant.startswith("dualpipe") else p
-        counts = range(first, 8 * p + 1, p if variant == "interleaved" else 2)
-        ratios = [schedules.simulated_bubble(pipeline.make_schedule(variant, p, m, v), variant)
-                  for m in counts]
-        label = {"interleaved": f"interleaved, {v} slices each",
-                 "zb-h2": "zb-h2, between a rank's first and last action"}.get(variant, variant)
-        axes.plot(counts, ratios, style, color=color, linewidth=width, markersize=3, label=label)
-    naive = schedules.simulated_bubble(pipeline.make_schedule("naive", p, p), "naive")
-    axes.plot([], [], " ", label=f"naive: {naive:g}, however many micro-batches")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks([p, 2 * p, 4 * p, 8 * p], [p, 2 * p, 4 * p, 8 * p])
-    axes.set_ylim(bottom=-0.02)
-    axes.margins(x=0.01)
-    axes.set_xlabel("micro-batches")
-    axes.set_title(f"the bubble over work of all schedules, simulated: {p} ranks, F = B = W")
-    axes.legend(loc="upper right", fontsize=8)

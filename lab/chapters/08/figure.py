@@ -2,42 +2,33 @@
 
 import itertools
 
-from lab.drawing import BLUE, ORANGE, PURPLE, RED, above_overlap, few
+from lab.drawing import BLUE, ORANGE, PURPLE, RED, above_overlap, draw_losses, few
 
 OF = "08_expert_parallel"
 LAST = 20       # steps, of which the largest load is a mean
-BALANCES = {"none": (ORANGE, 5), "loss": (BLUE, 2.2), "bias": (RED, 1)}
+BALANCES = "none", "loss", "bias"
 
 
 def draw(runs):
-    """Left: how many rows each rank sends to each, if possible without balance. Right, of the last
-    run of each balance: every expert's share of the picks over the steps; and below, the training
-    losses, or what they differ by from the one without balance; and of the last run of each
+    """How many rows each rank sends to each, if possible without balance; and of the last run of
+    each balance, every expert's share of the picks over the steps. Below, of the last run of each
     variant, what hides behind what."""
     runs = [run for run in runs if run["chapter"] == OF]
     variants = {run["variant"]: run for run in runs}
-    runs.sort(key=lambda run: "loads" in run["recorded"])           # rather one that has loads
-    last = {run["config"]["balance"]: run for run in runs}
-    shown = {balance: last[balance] for balance in BALANCES if balance in last}
-    columns = [balance for balance in shown if "loads" in shown[balance]["recorded"]] or ["losses"]
+    last = {run["config"]["balance"]: run for run in runs if "loads" in run["recorded"]}
+    shares = [balance for balance in BALANCES if balance in last]
     with_rows = [run for run in runs if run["recorded"].get("rows")]
-    with_rows.sort(key=lambda run: (run["world_size"], run["config"]["balance"] == "none"))
+    if not shares and not with_rows:
+        return draw_losses(runs[-1])
 
-    left = ["rows"] if with_rows else []
-    widths = [5.0] * len(left) + [10 / max(len(columns), 2)] * len(columns)
-    figure, upper = above_overlap(sum(widths), 3 if columns == ["losses"] else 6.4, variants)
-    panels = upper.subplot_mosaic([left + columns, left + ["losses"] * len(columns)],
-                                  width_ratios=widths, height_ratios=(3, 2))
+    with_rows.sort(key=lambda run: (run["world_size"], run["config"]["balance"] == "none"))
+    names = ["rows"] * bool(with_rows) + shares
+    figure, upper = above_overlap(5 * len(names), 5, variants)
+    panels = upper.subplot_mosaic([names])
     for run in with_rows[-1:]:
         draw_rows(panels["rows"], run)
-    for balance in columns:
-        if balance != "losses":
-            draw_shares(panels[balance], shown[balance])
-            panels[balance].set_yticks([])
-    if columns != ["losses"]:
-        panels[columns[0]].set_ylabel("each expert's share of the picks in the first layer\n"
-                                      "(dotted: if all were chosen alike)", fontsize=9)
-    draw_losses(panels["losses"], shown)
+    for balance in shares:
+        draw_shares(panels[balance], last[balance])
     return figure
 
 
@@ -88,6 +79,8 @@ def draw_shares(axes, run):
     axes.set_ylim(0, 1)
     axes.spines[:].set_visible(False)
     axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axes.set_yticks([])
+    axes.set_ylabel("share of the picks in the first layer (dotted: all alike)", fontsize=9)
     axes.set_xlabel("step", fontsize=9)
     axes.set_title(f"balance: {run['config']['balance']}; largest over mean load\n"
                    f"(all layers, last {min(steps, LAST)} steps): {largest_load(run):.2f}")
@@ -99,36 +92,8 @@ def largest_load(run):
     return sum(max(layer) * len(layer) / sum(layer) for layer in loads) / len(loads)
 
 
-def alike_but_for_balance(run):
-    """What two runs of which one is balanced otherwise have in common."""
-    differs = {"balance", "balance_weight", "bias_speed", "json", "plot", "profile"}
-    flags = [str(value) for flag, value in run["config"].items() if flag not in differs]
-    return run["variant"], run["world_size"], *flags
-
-
 def smooth(values):
     """Of many, each becomes the mean of itself and its neighbours."""
     reach = len(values) // 40
     near = [values[max(0, i - reach):i + reach + 1] for i in range(len(values))]
     return [sum(some) / len(some) for some in near]
-
-
-def draw_losses(axes, shown):
-    """If there are others like the run without balance, what their losses differ by from its."""
-    without, kinds = shown.get("none"), {alike_but_for_balance(run) for run in shown.values()}
-    compared = without and len(shown) > 1 and len(kinds) == 1
-    for balance, run in shown.items():
-        (color, width), last = BALANCES[balance], run["loss"][-LAST:]
-        heights = run["loss"]
-        if compared:
-            heights = [loss - other for loss, other in zip(heights, without["loss"])]
-        axes.plot(range(1, len(heights) + 1), smooth(heights), color=color,
-                  linewidth=width, marker="o", markersize=4 if len(heights) < LAST else 0,
-                  label=f"{balance}: {sum(last) / len(last):.4f} "
-                        f"(mean of the last {len(last)} steps)")
-    axes.set_xlim(0.5, max(len(run["loss"]) for run in shown.values()) + 0.5)
-    axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axes.set_xlabel("step", fontsize=9)
-    what = "training loss, minus that of balance: none" if compared else "training loss, by balance"
-    axes.set_title(what)
-    axes.legend(fontsize=9, title="the loss itself" if compared else None)
