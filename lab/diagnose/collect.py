@@ -34,7 +34,6 @@ class Rank(NamedTuple):
     loss: float
     norm: float
     held: dict          # {name: Held}
-    used: dict          # {name: (weights, cuts)} that forward uses; none that ZeRO-3 has freed
 
 
 def collect(verifier, batch, here, there, scale):
@@ -59,9 +58,7 @@ def what_is_here(run, here):
             after, _ = here["parameters", name]
             held[name] = Held(gradient.detach().double().cpu() / left, gradient.dtype,
                               after.detach().double().cpu(), cuts_of(owner), owner.grad is None)
-    used = {name: (p.detach().cpu(), cuts_of(p)) for name, p in named_parameters(run.model)
-            if not hasattr(p, "full_tensor") and p.untyped_storage().nbytes()}
-    return Rank(loss, norm, held, used)
+    return Rank(loss, norm, held)
 
 
 def cuts_of(owner):
@@ -84,8 +81,6 @@ def examine(verifier, batch, ranks, there, scale):
         before = {name: previous["parameters", name] for name in names}
         added = {name: previous["gradients", name] for name in names}
         evidence.more["the step before"] = fits(held, added, less=right)
-        now = {name: there["parameters", name] for name in names}
-        evidence.stale = [share_of_stale(rank.used, drawn, now) for rank in ranks]
     for rank, of_rank in enumerate(held):
         for name, one in of_rank.items():
             for kind, seen in compare_tensors(name, one, there, before, right, scale, left):
@@ -98,8 +93,9 @@ def examine(verifier, batch, ranks, there, scale):
         buffer.is_floating_point() and buffer.any() for buffer in run.one_gpu.buffers())
     if is_explained(evidence) or biases_moved:
         return evidence
-    compare_guesses(evidence, guesses(run, batch, drawn, before, evidence), held,
-                    {name: scale["gradients", name] / left for name in names})
+    for guess in guesses(run, batch, drawn, before, evidence.is_off("loss")):
+        evidence.losses[guess.words], gradients = guess.compute()
+        evidence.fits[guess.words] = fits(held, gradients)
     if getattr(args.model, "balance_weight", None):
         _, without = without_balance_loss(run, batch, before)
         balance = {name: right[name] - without[name] for name in names}
@@ -140,23 +136,6 @@ def is_explained(evidence):
     factors = [evidence.factor("gradients", name) for name in evidence.names]
     has_factors = None not in factors and not evidence.is_off("loss")
     return has_factors or not all(map(math.isfinite, evidence.loss + evidence.norm))
-
-
-def compare_guesses(evidence, guesses, held, scale):
-    """Note how the gradients of each rank fit those of each guess."""
-    allowed = 0 if evidence.is_lossy else evidence.tolerance["gradients"]
-    near = {}               # {(name, rank): which numbers are those of a guess about one rank}
-    for guess in guesses:
-        loss, gradients = guess.compute()
-        evidence.losses[guess.words], evidence.fits[guess.words] = loss, fits(held, gradients)
-        if guess.is_of_one_rank:
-            for rank, of_rank in enumerate(held):
-                for name, one in of_rank.items():
-                    off = (one.gradient - part(gradients[name], one.cuts)).abs()
-                    near[name, rank] = near.get((name, rank), False) | (
-                        off <= allowed * scale[name])
-    for (name, rank), are_near in near.items():
-        evidence.alone.setdefault(name, {})[rank] = bool(are_near.all())
 
 
 # ----------------------------------------------------------------------------------------- tensors
@@ -235,16 +214,3 @@ def add_up(copies, full):
             place.add_(one.gradient)
             total += padded[tuple(slice(n) for n in full.shape)]
     return total
-
-
-def share_of_stale(used, drawn, now):
-    """Of the weights that forward uses, and that one GPU has moved since the run began, the share
-    of those that have not moved."""
-    stale = moved = 0
-    for name, (weights, cuts) in used.items():
-        if name in drawn:
-            start, end = (part(x[name], cuts).to(weights.dtype) for x in (drawn, now))
-            if weights.shape == start.shape:
-                stale += ((weights == start) & (start != end)).sum().item()
-                moved += (start != end).sum().item()
-    return stale / max(moved, 1)

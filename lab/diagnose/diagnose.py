@@ -15,8 +15,8 @@ ratio is called by the name of a number that it happens to be, if nothing else s
 import math
 
 from lab.diagnose import norms, updates
-from lab.diagnose.gradients import WHICH_ARE_WRONG, stale_weights
-from lab.diagnose.names import factor, listed, times
+from lab.diagnose.gradients import WHICH_ARE_WRONG
+from lab.diagnose.names import factor, first_that_holds, listed, times
 from lab.run.about import AS_COMPUTED, about
 
 
@@ -38,26 +38,20 @@ def diagnose(evidence):
     is_norm_off = evidence.is_off("gradient norm") and not is_norm_of_these(evidence)
     sentence = None
     if is_norm_off and (evidence.clips or not wrong):
-        sentence = first(norms.EXPLAINED, evidence)
+        sentence = first_that_holds(norms.EXPLAINED, evidence)
     if sentence:                        # which explains gradients that were clipped by it
         if evidence.clips and "after clipping" not in sentence:
             sentence += "; gradients were clipped by that"
     elif wrong:
-        sentence = first(WHICH_ARE_WRONG, evidence)
+        sentence = first_that_holds(WHICH_ARE_WRONG, evidence)
     elif is_norm_off:
         sentence = norms.not_finite(evidence) or norms.off_somehow(evidence)
     elif evidence.wrong("parameters"):
-        sentence = first(updates.ABOUT_PARAMETERS, evidence)
+        sentence = first_that_holds(updates.ABOUT_PARAMETERS, evidence)
     sentences = [sentence]
     if evidence.is_off("loss") and "and the loss" not in (sentence or ""):
-        is_stale = None if wrong else stale_weights(evidence)       # only the loss is compared
-        sentences.append(is_stale or updates.loss_is_off(evidence))
+        sentences.append(updates.loss_is_off(evidence))
     return [sentence for sentence in sentences if sentence]
-
-
-def first(findings, evidence):
-    """The words of the first finding that holds, or None."""
-    return next(filter(None, (finding(evidence) for finding in findings)), None)
 
 
 def is_norm_of_these(evidence):

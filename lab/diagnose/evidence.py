@@ -53,14 +53,11 @@ class Evidence:
     parts: dict = field(default_factory=lambda: {   # {kind: {name: {rank: Part}}}
         "gradients": {}, "parameters": {}, "movement": {}})
     totals: dict = field(default_factory=dict)      # {name: Fit} of the gradients' sum over ranks
-    stale: list = field(default_factory=list)       # the share of the weights that never moved
     losses: dict = field(default_factory=dict)      # {guess: its loss}
     fits: dict = field(default_factory=dict)        # {guess: {name: {rank: Fit}}} of our gradients
     more: dict = field(default_factory=dict)        # {"the step before" or "the balance loss":
                                                     # {name: {rank: Fit}}} of what ours are more
                                                     # than one GPU's to the gradients of that
-    alone: dict = field(default_factory=dict)       # {name: {rank: whether each of its numbers is
-                                                    # that of some rank's sequences alone}}
 
     # Numbers.
 

@@ -6,16 +6,14 @@ from lab.diagnose.names import (
     CLOSE,
     describe_parameters,
     distinct,
+    first_that_holds,
     listed,
     module_of,
-    ranks_of_a_kv_head,
     role,
     short,
     times,
 )
 from lab.run.words import count, on_ranks
-
-FEW = 0.05              # more stale weights than this share don't come from rounding
 
 
 # ------------------------------------------------------- what they are: findings about some of them
@@ -62,23 +60,15 @@ def clipped_wrongly(evidence, names):
     if len(names) < len(evidence.names) or not evidence.clips or evidence.is_off("gradient norm"):
         return None
     right = share_left(evidence.norm_there, evidence.args.clip)
-    ratios, by_own_norms = [], []
-    for rank in range(evidence.world):
-        parts = [evidence.parts_of("gradients", name).get(rank) for name in names]
-        ratios.append(evidence.common_ratio(part.fit for part in parts if part))
-        own_norm = evidence.squares(rank=rank) ** 0.5
-        by_own_norms.append(share_left(own_norm, evidence.args.clip) / right)
-    if None in ratios:
+    ratio = evidence.common_ratio(part.fit for part in evidence.gradient_parts(names))
+    if ratio is None:
         return None
-    if all(evidence.is_close(ratio, 1 / right) for ratio in ratios):
+    if evidence.is_close(ratio, 1 / right):
         return (f"are {times(1 / right)} those of one GPU, which is the norm over --clip: the norm "
                 "is right, and they were not clipped by it")
-    if all(evidence.is_close(ratio, right) for ratio in ratios):
+    if evidence.is_close(ratio, right):
         return (f"are {times(right)} those of one GPU, which is --clip over the norm: they were "
                 "clipped twice")
-    if all(map(evidence.is_close, ratios, by_own_norms)):
-        return ("are clipped on each rank by the norm of what it holds, while the norm of all is "
-                "right")
     return None
 
 
@@ -110,9 +100,6 @@ def a_multiple(evidence, names):
         return "have the opposite sign of those of one GPU"
     signs = evidence.numbers_of_ranks if comes_from_ranks(evidence, names) else {}
     why = evidence.name_of_factor(ratio, signs)
-    ranks = [evidence.world, *ranks_of_a_kv_head(evidence.args, evidence.world).values()]
-    if why and evidence.args.shares == 1 and any(evidence.is_close(ratio, n) for n in ranks):
-        why += ", as if a sum were taken of what was already summed"
     is_loss_too = len(names) == len(evidence.names) and all(
         evidence.is_close(loss / evidence.loss_there, ratio) for loss in evidence.loss)
     return f"{'and the loss ' if is_loss_too else ''}are {times(ratio)} those of one GPU{why}"
@@ -175,28 +162,13 @@ def more_than_one_gpus(evidence, names):
             f"zero{name}")
 
 
-def of_single_ranks(evidence, names):
-    """As where a shard of each rank's own gradients is taken for one of their sum."""
-    if all(all(evidence.alone.get(name, {0: False}).values()) for name in names):
-        return ("are, in each number, those of one rank's sequences alone: they were not summed "
-                "over the ranks")
-    return None
-
-
-def group_by_factor(evidence, groups, ratio, member):
-    """Add a member to the list in {ratio: list} whose ratio is this one."""
-    key = next((other for other in groups if evidence.is_close(ratio, other)), ratio)
-    groups.setdefault(key, []).append(member)
-
-
 WHAT_THEY_ARE = [
-    missing, not_summed, clipped_wrongly, rounded, a_multiple, of_a_guess, more_than_one_gpus,
-    of_single_ranks]
+    missing, not_summed, clipped_wrongly, rounded, a_multiple, of_a_guess, more_than_one_gpus]
 
 
 def what_they_are(evidence, names):
-    """The first finding that holds of these gradients, or None."""
-    return next(filter(None, (finding(evidence, names) for finding in WHAT_THEY_ARE)), None)
+    """What is wrong with these gradients, if anything is known of it."""
+    return first_that_holds(WHAT_THEY_ARE, evidence, names)
 
 
 # ------------------------------------------------------- which ones are wrong: findings about all
@@ -211,34 +183,11 @@ def not_finite(evidence):
     return f"{gradients_of(evidence, names)} are infinite or not a number{ranks}{others}"
 
 
-def stale_weights(evidence):
-    share, rank = max(((share, rank) for rank, share in enumerate(evidence.stale)), default=(0, 0))
-    if share <= FEW:
-        return None
-    where = f"on rank {rank}, " if evidence.world > 1 else ""
-    return (f"{where}{share:.0%} of the weights that forward uses are still those that the run "
-            "began with: the update did not reach them")
-
-
 def all_wrong_ones(evidence):
     """The same holds of all that are wrong."""
     names = evidence.wrong("gradients")
     words = what_they_are(evidence, names)
     return words and f"{gradients_of(evidence, names)} {words}{equal_others(evidence, names)}"
-
-
-def by_several_factors(evidence):
-    names, groups = evidence.wrong("gradients"), {}
-    for name in names:
-        ratio = evidence.factor("gradients", name)
-        if ratio is None:
-            return None
-        group_by_factor(evidence, groups, ratio, name)
-    words = [what_they_are(evidence, group) for group in groups.values()]
-    if not 1 < len(groups) < 4 or None in words:
-        return None
-    return "; ".join(f"{gradients_of(evidence, group)} {of_group}" for group, of_group in
-                     zip(groups.values(), words)) + equal_others(evidence, names)
 
 
 def from_some_place_on(evidence):
@@ -288,7 +237,7 @@ def off_somehow(evidence):
     names, is_loss_off = evidence.wrong("gradients"), evidence.is_off("loss")
     if evidence.matched and is_loss_off:
         where = (f"before, {count(evidence.matched, 'step')} matched, and now the loss is off, "
-                 "too: look at what forward reads, beside the weights, that a step has changed")
+                 "too: look at what forward reads that a step has changed")
     elif evidence.matched:
         where = (f"before, {count(evidence.matched, 'step')} matched: look at what a step leaves "
                  "behind")
@@ -300,8 +249,7 @@ def off_somehow(evidence):
             f"{equal_others(evidence, names)}; {where}")
 
 
-WHICH_ARE_WRONG = [not_finite, stale_weights, all_wrong_ones, by_several_factors,
-                   from_some_place_on, ranks_disagree, off_somehow]
+WHICH_ARE_WRONG = [not_finite, all_wrong_ones, from_some_place_on, ranks_disagree, off_somehow]
 
 
 def gradients_of(evidence, names):

@@ -12,6 +12,13 @@ ROUNDING = {"float64": (1e-9, 1e-8), "float32": (1e-3, 1e-3), "float16": (0.05, 
 CLOSE = 1e-6            # a ratio this near to a number is called by its name
 SIMPLE = 16             # numbers up to here, and their fractions, are the number of many things
 
+
+
+def first_that_holds(findings, *arguments):
+    """The words of the first finding that holds, or None."""
+    return next(filter(None, (finding(*arguments) for finding in findings)), None)
+
+
 # ------------------------------------------------------------------------------------------ numbers
 
 FORMS = [               # the power of a number that a ratio may be, and how to say so
@@ -102,15 +109,7 @@ def ranks_of(args, world):
         size = getattr(args, axis, None) or 1
         if 1 < size < world:
             numbers[f"--{axis.replace('_', '-')}"] = size
-    return numbers | ranks_of_a_kv_head(args, world)
-
-
-def ranks_of_a_kv_head(args, world):
-    """How many ranks share a kv head, if they do."""
-    heads, ranks = args.model.kv_heads, getattr(args, "tp", world)
-    if args.shares > 1 or ranks <= heads:
-        return {}
-    return {"the number of ranks that share a kv head": ranks // heads}
+    return numbers
 
 
 # --------------------------------------------------------------------------------------- parameters
@@ -161,12 +160,10 @@ def describe_parameters(names, every):
     if are_all(names, every, roles.get, own_roles):
         left = distinct(called for called in roles.values() if called not in own_roles)
         return f"all but {listed(left)}" if len(left) < len(own_roles) / 2 else listed(own_roles)
-    if are_all(names, every, module_of, own_modules):
-        order = distinct(map(module_of, every))
-        is_first = len(own_modules) > 1 and order[:len(own_modules)] == own_modules
-        return f"all before {order[len(own_modules)]}" if is_first else listed(own_modules)
     if names == every[:len(names)]:
         return f"all up to {own_places[-1]}"
+    if are_all(names, every, module_of, own_modules):
+        return listed(own_modules)
     is_whole = are_all(names, every, short, own_places)
     if is_whole and len(own_places) < 3:
         return listed(own_places)
