@@ -16,8 +16,9 @@ import math
 
 from lab.diagnose import norms, updates
 from lab.diagnose.gradients import WHICH_ARE_WRONG
-from lab.diagnose.names import factor, first_that_holds, listed, times
-from lab.run.about import AS_COMPUTED, about
+from lab.diagnose.names import factor, first_that_holds, times
+from lab.run.about import about
+from lab.run.words import joined
 
 
 def of_run(run):
@@ -66,42 +67,19 @@ def is_norm_of_these(evidence):
 # ----------------------------------------------------------------------------- measured and formula
 
 def compare_with_formulas(run):
-    """Sentences about measurements that are a multiple of their formula. The factor gets a name
-    where a second measurement speaks for it: calls and bytes that are off alike; bytes, where the
-    calls are right; bytes on the wire, where those that are sent are right."""
-    ratios, sentences = {}, {}          # {About: the ratios on all ranks}, {sentence: [About]}
+    """Sentences about operators that are called some number of ranks, blocks or micro-batches times
+    as often as their formula says, and send so many times the bytes."""
+    args, ratios, operators = run.args, {}, {}      # {About: the ratios on all ranks}, {words: [..]}
     for check in run.checks:
         if check["ok"] is False and check["measured"] and check["expected"]:
             ratio = check["expected"] / check["measured"]
             ratios.setdefault(about(check), set()).add(ratio)
-    args = run.args
     numbers = {"the number of ranks": run.world, "the number of blocks": args.model.layers,
                "the number of micro-batches": args.batch // args.shares // args.micro_batch}
-    widths = {f"the bytes of {args.dtype} over those of {8 * width} bits":
-              run.dtype.itemsize / width for width in (4, 2) if width < run.dtype.itemsize}
-    ring = {"N/(N-1), the factor of a ring of N ranks": run.world / max(run.world - 1, 1)}
-    for one, (ratio, *others) in ratios.items():
-        calls, payload = (ratios.get(one._replace(amount=amount)) for amount in
-                          ("calls", "payload"))
-        if others or one[:2] == AS_COMPUTED or one.amount == "calls" and calls != payload:
-            continue                                    # of few calls any ratio has a name
-        of_bytes = widths if one.amount and not calls else {}
-        of_wire = ring if one.amount == "on the wire" else {}
-        is_known = factor(ratio, numbers | of_bytes) or factor(ratio, of_wire)
-        if not is_known or "square" in is_known:
-            continue
-        both_are_off = calls and calls == payload == {ratio}
-        name = factor(ratio, numbers if both_are_off else of_bytes) or factor(ratio, of_wire)
-        name = f": {name}" if name and " and " not in name else ""
-        sentences.setdefault(f"the formula is {times(ratio)} what was measured{name}",
-                             []).append(one)
-    return [f"{listed(by_operator(those))}: {sentence}" for sentence, those in sentences.items()]
-
-
-def by_operator(those):
-    """What is checked of each operator, together: "all_reduce (calls and payload)"."""
-    amounts = {}
-    for one in those:
-        amounts.setdefault(one._replace(amount="").name, []).extend(filter(None, [one.amount]))
-    return [f"{name} ({listed(of_name)})" if of_name else name
-            for name, of_name in amounts.items()]
+    for calls, (ratio, *others) in ratios.items():
+        payload = calls._replace(amount="payload")
+        name = factor(ratio, numbers)
+        if calls.amount == "calls" and not others and ratios.get(payload) == {ratio} and name:
+            words = f"the formula is {times(ratio)} what was measured: {name}"
+            operators.setdefault(words, []).append(calls._replace(amount="").name)
+    return [f"calls and bytes of {joined(names)}: {words}" for words, names in operators.items()]

@@ -7,13 +7,12 @@ from lab.diagnose.names import (
     describe_parameters,
     distinct,
     first_that_holds,
-    listed,
     module_of,
     role,
     short,
     times,
 )
-from lab.run.words import count, on_ranks
+from lab.run.words import count, joined, on_ranks
 
 
 # ------------------------------------------------------- what they are: findings about some of them
@@ -201,7 +200,7 @@ def from_some_place_on(evidence):
         return None
     first = [name for name in places[last] if name in wrong]
     words = what_they_are(evidence, first) or "are off by no constant factor"
-    right, next_ones = (listed(distinct(map(short, names))) for names in (places[last + 1], first))
+    right, next_ones = (joined(distinct(map(short, names))) for names in (places[last + 1], first))
     return (f"backward is right down to {right}; the gradients that come next, of {next_ones}, "
             f"{words}; all that come later are wrong, too")
 

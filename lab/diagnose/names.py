@@ -13,7 +13,6 @@ CLOSE = 1e-6            # a ratio this near to a number is called by its name
 SIMPLE = 16             # numbers up to here, and their fractions, are the number of many things
 
 
-
 def first_that_holds(findings, *arguments):
     """The words of the first finding that holds, or None."""
     return next(filter(None, (finding(*arguments) for finding in findings)), None)
@@ -116,18 +115,13 @@ def ranks_of(args, world):
 
 ROLES = {               # what a global name contains: what it is called
     "embedding.": "the embedding", "attn.q.": "q", "attn.k.": "k", "attn.v.": "v", "attn.o.": "o",
-    "router": "the router", "mlp.shared": "the shared expert", "mlp.up.": "up",
-    "mlp.gate.": "gate", "mlp.down.": "down", "mlp.up": "the experts' up",
-    "mlp.gate": "the experts' gate", "mlp.down": "the experts' down", "head.out": "the head"}
-TOGETHER = [            # two roles that have a name together
-    ("the LayerNorms' weights", "the LayerNorms' biases", "the LayerNorms"),
-    ("the experts' up", "the experts' down", "the experts")]
+    "norm": "the LayerNorms", "router": "the router", "mlp.shared": "the shared expert",
+    "mlp.up.": "up", "mlp.gate.": "gate", "mlp.down.": "down", "mlp.": "the experts",
+    "head.out": "the head"}
 
 
 def role(name):
     """The part that a parameter plays in its module."""
-    if "norm" in name:
-        return f"the LayerNorms' {'biases' if name.endswith('bias') else 'weights'}"
     return next((called for part, called in ROLES.items() if part in name), name)
 
 
@@ -159,31 +153,21 @@ def describe_parameters(names, every):
     own_places = distinct(map(short, names))
     if are_all(names, every, roles.get, own_roles):
         left = distinct(called for called in roles.values() if called not in own_roles)
-        return f"all but {listed(left)}" if len(left) < len(own_roles) / 2 else listed(own_roles)
+        return f"all but {joined(left)}" if len(left) < len(own_roles) / 2 else joined(own_roles)
     if names == every[:len(names)]:
         return f"all up to {own_places[-1]}"
     if are_all(names, every, module_of, own_modules):
-        return listed(own_modules)
+        return joined(own_modules)
     is_whole = are_all(names, every, short, own_places)
     if is_whole and len(own_places) < 3:
-        return listed(own_places)
+        return joined(own_places)
     in_modules = [name for name in every if module_of(name) in own_modules]
     if are_all(names, in_modules, roles.get, own_roles):
-        return f"{listed(own_roles)} of {listed(own_modules)}"
+        return f"{joined(own_roles)} of {joined(own_modules)}"
     shown = own_places if is_whole else names
-    return listed(shown if len(shown) < 5 else [*shown[:3], f"{len(shown) - 3} others"])
+    return joined(shown if len(shown) < 5 else [*shown[:3], f"{len(shown) - 3} others"])
 
 
 def are_all(names, every, group_of, groups):
     """Whether the names are all parameters in these groups."""
     return len(names) == sum(group_of(name) in groups for name in every)
-
-
-def listed(words):
-    """"a, b and c"; two roles that have a name together get that."""
-    words = list(words)
-    for one, other, both in TOGETHER:
-        if one in words and other in words:
-            words[words.index(one)] = both
-            words.remove(other)
-    return joined(words)

@@ -2,7 +2,7 @@
 
 import math
 
-from lab.diagnose.names import CLOSE, TOGETHER, describe_parameters, module_of, role, times
+from lab.diagnose.names import CLOSE, describe_parameters, module_of, role, times
 from lab.run.words import on_ranks
 
 
@@ -21,16 +21,10 @@ def read_too_early(evidence):
 
 
 def not_summed(evidence):
-    """Each rank's norm is of its own squares, or of those that it counts in whole numbers of its
-    parts, as grad_norm does that knows no group."""
+    """Each rank's norm is of its own squares."""
     if evidence.world == 1:
         return None
-    held = [evidence.squares(rank=rank) for rank in range(evidence.world)]
-    parts = {name: math.prod(parts for _, _, parts in next(iter(ranks.values())).where)
-             for name, ranks in evidence.parts["gradients"].items()}
-    as_cut = [sum(n * evidence.squares([name], rank) for name, n in parts.items())
-              for rank in range(evidence.world)]
-    if any(evidence.norms_are([square**0.5 for square in squares]) for squares in (held, as_cut)):
+    if evidence.norms_are([evidence.squares(rank=rank)**0.5 for rank in range(evidence.world)]):
         return ("the gradient norm of each rank comes from what it holds itself: the squares were "
                 "not summed over the ranks")
     often = sum(norm**2 for norm in evidence.norm) / evidence.norm_there**2
@@ -64,10 +58,7 @@ def kinds(evidence):
     same part, or in their module."""
     kinds = {}
     for name in evidence.names:
-        called = role(name)
-        both = [word for one, other, word in TOGETHER if called in (one, other)]
-        both += ["k and v"] if called in ("k", "v") else []
-        for kind in (called, *both, evidence.copies_of(name), module_of(name)):
+        for kind in (role(name), evidence.copies_of(name), module_of(name)):
             kinds.setdefault(kind, []).append(name)
     return [names for names in kinds.values() if len(names) < len(evidence.names)]
 
