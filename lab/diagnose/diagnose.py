@@ -69,7 +69,8 @@ def is_norm_of_these(evidence):
 def compare_with_formulas(run):
     """Sentences about operators that are called some number of ranks, blocks or micro-batches times
     as often as their formula says, and send so many times the bytes."""
-    args, ratios, operators = run.args, {}, {}      # {About: the ratios on all ranks}, {words: [..]}
+    args, operators = run.args, {}
+    ratios = {}                         # {About: the ratios on all ranks}
     for check in run.checks:
         if check["ok"] is False and check["measured"] and check["expected"]:
             ratio = check["expected"] / check["measured"]

@@ -27,29 +27,31 @@ def not_summed(evidence):
     if evidence.norms_are([evidence.squares(rank=rank)**0.5 for rank in range(evidence.world)]):
         return ("the gradient norm of each rank comes from what it holds itself: the squares were "
                 "not summed over the ranks")
-    often = sum(norm**2 for norm in evidence.norm) / evidence.norm_there**2
+    ratio = sum(norm**2 for norm in evidence.norm) / evidence.norm_there**2
     differ = max(evidence.norm) > 1.001 * min(evidence.norm)
-    if differ and any(abs(often - n) < CLOSE * n for n in (1, evidence.world)):
+    if differ and any(abs(ratio - n) < CLOSE * n for n in (1, evidence.world)):
         return ("the ranks have different gradient norms, whose squares add up to those of one "
                 "GPU: they were not summed over the ranks")
     return None
 
 
-def of_some(evidence):
+def leaves_out_or_repeats(evidence):
     """Some kind of parameter is left out, or counted as often as there are ranks, or copies."""
     if evidence.is_lossy:                               # too many sums are near to others
         return None
     phrases = {}
     for names in kinds(evidence):
         copies = evidence.copies_of(names[0])
-        for often in {0.0, evidence.world, 1 / evidence.world, copies, 1 / copies} - {1.0}:
-            square = max(0.0, evidence.norm_there**2 + (often - 1) * evidence.squares(names))
+        for times_counted in {0.0, evidence.world, 1 / evidence.world, copies, 1 / copies} - {1.0}:
+            more = (times_counted - 1) * evidence.squares(names)
+            square = max(0.0, evidence.norm_there**2 + more)
             is_seen = abs((square**0.5) / evidence.norm_there - 1) > 3 * evidence.tolerance[
                 "gradient norm"]
             if is_seen and evidence.norms_are([square**0.5] * evidence.world):
                 words = describe_parameters(names, evidence.names)
-                phrases[words] = f"counts {words} {often:.2g} times" if often else (
-                    f"leaves out {words}")
+                phrases[words] = f"counts {words} {times_counted:.2g} times"
+                if times_counted == 0:
+                    phrases[words] = f"leaves out {words}"
     return f"the gradient norm {phrases.popitem()[1]}" if len(phrases) == 1 else None
 
 
@@ -63,7 +65,7 @@ def kinds(evidence):
     return [names for names in kinds.values() if len(names) < len(evidence.names)]
 
 
-def of_all(evidence):
+def computed_otherwise(evidence):
     """Every gradient counts, and the norm isn't the root of the sum of the squares."""
     there, clip = evidence.norm_there, evidence.args.clip
     norms = sum(part.square_there**0.5 for part in evidence.distinct_parts().values())
@@ -81,7 +83,7 @@ def of_all(evidence):
     return None
 
 
-EXPLAINED = [read_too_early, not_summed, of_all, of_some]
+EXPLAINED = [read_too_early, not_summed, computed_otherwise, leaves_out_or_repeats]
 
 
 def not_finite(evidence):
