@@ -93,9 +93,9 @@ def examine(verifier, batch, ranks, there, scale):
         buffer.is_floating_point() and buffer.any() for buffer in run.one_gpu.buffers())
     if is_explained(evidence) or biases_moved:
         return evidence
-    for guess in guesses(run, batch, drawn, before, evidence.is_off("loss")):
-        evidence.losses[guess.words], gradients = guess.compute()
-        evidence.fits[guess.words] = fits(held, gradients)
+    for words, compute in guesses(run, batch, drawn, before, evidence.is_off("loss")):
+        evidence.losses[words], gradients = compute()
+        evidence.fits[words] = fits(held, gradients)
     if getattr(args.model, "balance_weight", None):
         _, without = without_balance_loss(run, batch, before)
         balance = {name: right[name] - without[name] for name in names}

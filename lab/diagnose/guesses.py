@@ -2,10 +2,8 @@
 one GPU. A run whose gradients are those of a guess, in all their numbers, does what it describes.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,24 +13,19 @@ from lab.run.verify import named_parameters
 MOST_SHARES = 16            # data-parallel ranks of which each one's gradients are computed alone
 
 
-class Guess(NamedTuple):
-    """compute(): the loss and {name: gradient in float64} of a step on one GPU."""
-    words: str
-    compute: Callable
-
-
 def guesses(run, batch, drawn, before, is_loss_off):
-    """Yield Guesses. drawn: the weights that the run began with; before: those before this step."""
+    """Yield (words, a function that returns the loss and {name: gradient in float64} of such a step
+    on one GPU). drawn: the weights that the run began with; before: those before this step."""
     all_once = torch.ones(batch.targets.shape, dtype=torch.float64)
     compute = partial(compute_step, run, run.args.model, batch)
-    for words, importance in importances(run.args, batch, run.world):
+    for words, importance in importances(run.args, batch):
         if not torch.equal(importance, all_once):
-            yield Guess(words, partial(compute, before, importance))
+            yield words, partial(compute, before, importance)
     if before is not drawn:
-        yield Guess("the weights that the run began with", partial(compute, drawn, all_once))
+        yield "the weights that the run began with", partial(compute, drawn, all_once)
     if is_loss_off:
         for words, change in attentions(run):
-            yield Guess(words, partial(compute, before, all_once, change=change))
+            yield words, partial(compute, before, all_once, change=change)
 
 
 def without_balance_loss(run, batch, weights):
@@ -64,7 +57,7 @@ def compute_step(run, cfg, batch, weights, importance, change=None):
 
 # ---------------------------------------------------------------------------- which targets count
 
-def importances(args, batch, world):
+def importances(args, batch):
     """Yield ways to weigh the targets of a batch: (words, how often each counts). When all is
     right, each counts once."""
     valid = batch.targets != -100                       # (batch, seq)
@@ -89,9 +82,6 @@ def importances(args, batch, world):
     for rank in range(args.shares if 1 < args.shares <= MOST_SHARES else 0):
         words = f"the sequences of data-parallel rank {rank} alone"
         yield words, (share == rank).double()
-    for owners, words in tokens_of_ranks(args, world):
-        group = owners.expand(valid.shape)
-        yield f"the mean of means over each rank's {words}", mean_of_means(group)
 
 
 def tokens_of_ranks(args, world):
@@ -111,27 +101,22 @@ def attentions(run):
     place = torch.arange(run.args.model.seq, device=run.device)
     is_causal = place[:, None] >= place
 
-    def attend_with(mask, scale, block):
+    def attend_with(mask, block):
         def core(q, k, v):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale,
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask,
                                                   enable_gqa=q.shape[1] != k.shape[1])
         block.attn.core = core
 
     def count_from(positions, block):
         block.attn.rope.positions = positions
 
-    yield "attention without a causal mask", partial(attend_with, None, None)
-    yield ("attention whose scores are not divided by the root of head_dim",
-           partial(attend_with, is_causal, 1.0))
+    yield "attention without a causal mask", partial(attend_with, None)
     for owners, words in tokens_of_ranks(run.args, run.world):
         owners = owners.to(run.device)
         is_own = owners[:, None] == owners
-        for what, mask in (
-                (f"attention of each rank's {words} to their own keys alone", is_causal & is_own),
-                (f"attention that is not causal within each rank's {words}, and between ranks is",
-                 is_causal | is_own),
-                (f"attention that is causal within each rank's {words}, and between ranks is not",
-                 is_causal | ~is_own)):
-            yield what, partial(attend_with, mask, None)
+        yield (f"attention of each rank's {words} to their own keys alone",
+               partial(attend_with, is_causal & is_own))
+        yield (f"attention that is not causal within each rank's {words}, and between ranks is",
+               partial(attend_with, is_causal | is_own))
         own_places = torch.stack([(owners[:i] == owners[i]).sum() for i in place])
         yield f"positions that count each rank's {words} from 0", partial(count_from, own_places)

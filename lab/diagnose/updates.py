@@ -36,28 +36,18 @@ def moved_wrongly(evidence):
     names = evidence.wrong("parameters")
     ratios = [evidence.factor("movement", name) for name in names]
     if None in ratios or not all(evidence.is_close(x, ratios[0]) for x in ratios):
-        how, look = "otherwise than", "; look at the update"
-        if are_muons(evidence, names):
-            look = "; look at the matrices that Muon orthogonalizes, which are to be whole"
+        distance, look = "otherwise than", "; look at the update"
         if evidence.matched:
             look = (f"; before, {count(evidence.matched, 'step')} matched: look at what the "
                     "optimizer keeps from step to step")
     else:
-        how, look = f"{times(ratios[0])} as far as", evidence.name_of_factor(ratios[0])
-        if are_muons(evidence, names):
-            look += "; look at the shape by which Muon scales"
-    return (f"{describe_parameters(names, evidence.names)} moved {how} on one GPU"
+        distance, look = f"{times(ratios[0])} as far as", evidence.name_of_factor(ratios[0])
+    return (f"{describe_parameters(names, evidence.names)} moved {distance} on one GPU"
             f"{right_others(evidence, names)}, although {RIGHT}{look}")
 
 
 def right_others(evidence, names):
     return "" if len(names) == len(evidence.names) else ", all others are right"
-
-
-def are_muons(evidence, names):
-    """Whether Muon updates all of them, the matrices of blocks, and not AdamW."""
-    return evidence.args.optimizer == "muon" and all(
-        name.startswith("block") and "norm" not in name for name in names)
 
 
 ABOUT_PARAMETERS = [not_updated, ranks_differ, moved_wrongly]

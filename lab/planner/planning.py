@@ -27,7 +27,7 @@ MOST = 300_000          # layouts of a search, which takes some seconds
 MOST_OF_A_TRY = 15_000  # of what would work instead
 LIMITS = {              # of whole numbers: the first one that is too high, and one that would work
     "layers": (10**5, 32), "experts": (2**16, 8), "gpus": (2**24, 8),
-    "max_micro_batch": (2**16, 16), "weight_bytes": (9, 2), "gradient_bytes": (9, 4),
+    "weight_bytes": (9, 2), "gradient_bytes": (9, 4),
     "master_bytes": (9, 4), "moment_bytes": (17, 8), "sent_bytes": (5, 4)}
 NONE = "gradient_bytes", "master_bytes", "moment_bytes"         # whole numbers that may be 0
 GPUS = 8                # where nothing says how many
@@ -104,10 +104,7 @@ def parser(ten):
         for field in fields(kind):
             text = comments(kind).get(field.name, "").replace("%", "%%")
             group.add_argument(as_flag(field.name), **options_of(ten, field), help=text)
-    add("--untie", dest="tie", action="store_false", default=None, help="as --no-tie")
     add("--no-pp", dest="pp", action="store_const", const=1, help="as --pp 1")
-    add("--max-micro-batch", type=whole("max_micro_batch"), default=16,
-        help="the most sequences of a micro-batch that are tried")
     add("--noise-scale", type=number(float, 1, 1e15, 4_000_000), metavar="TOKENS",
         help="of the gradient: how many GPUs, and which batch, shorten the way to the same loss")
     add("--explain", action="store_true", help="what limits the best, and what would change it")
@@ -207,12 +204,14 @@ def refuse_model(model):
 class Question:
     """What the flags ask: model, cluster, software, gpus, batch, and the degrees that are fixed."""
 
+    most = 16           # sequences of a micro-batch that a search tries
+
     def __init__(self, ten, args):
         self.ten, self.name = ten, args.model
         self.model = replace(model_of(ten, args), **given(args, ten.Model))
         self.cluster = replace(ten.CLUSTERS[args.cluster], **given(args, ten.Cluster))
         self.software = replace(ten.SOFTWARE[args.software], **given(args, ten.Software))
-        self.fixed, self.most = given(args, ten.Layout), args.max_micro_batch
+        self.fixed = given(args, ten.Layout)
         self.gpus, self.batch = gpus_of(args), batch_of(args)
         if self.software.fp8 and not self.cluster.has_fp8:
             raise refusal()(f"--cluster {args.cluster} has no matmuls in FP8",

@@ -70,7 +70,7 @@ def test_it_answers_without_torch(tmp_path):
 def test_any_model_and_machine_can_be_given(ten, tmp_path):
     status, said, errors = told(ten, shlex.split(
         "--layers 4 --dim 512 --heads 8 --kv-heads 2 --ffn 256 --no-gated --vocab 1000 --seq 512 "
-        "--untie --experts 16 --top-k 4 --shared 1 --node-limit 2 --dense-layers 1 "
+        "--no-tie --experts 16 --top-k 4 --shared 1 --node-limit 2 --dense-layers 1 "
         "--dense-ffn 1024 --head-dim 64 --rope-dim 32 --q-latent 96 --kv-latent 64 --peak 1e14 "
         "--matmul 0.5 --hbm 1e12 --memory 1e10 --nvlink 1e11 --nic 1e10 --per-node 4 --alpha 1e-5 "
         "--gpus 16 --batch 32 --ep 16 --no-flash --dropout --tp-hidden 0 --dp-hidden 0.5 "
