@@ -14,7 +14,6 @@ from lab.diagnose.names import (
 )
 from lab.run.words import count, joined, on_ranks
 
-
 # ------------------------------------------------------- what they are: findings about some of them
 
 def missing(evidence, names):
