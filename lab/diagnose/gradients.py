@@ -129,7 +129,7 @@ def of_a_guess(evidence, names):
     if not fitting:
         return None
     words = min(fitting, key=fitting.get)
-    ratio = fitting[words][1]
+    _, ratio = fitting[words]
     is_loss_too = (len(names) == len(evidence.names) and evidence.is_off("loss")
                    and evidence.losses_are(ratio * evidence.losses[words]))
     subject = "and the loss are" if is_loss_too else "are"
@@ -147,15 +147,15 @@ def more_than_one_gpus(evidence, names):
         more[what] = evidence.common_ratio(
             fit for name in names for fit in fits_of_names.get(name, {}).values())
     if more.get("the balance loss") is not None:
-        often = 1 + more["the balance loss"]
-        if abs(often) < CLOSE:
+        ratio = 1 + more["the balance loss"]
+        if abs(ratio) < CLOSE:
             return "lack the balance loss"
-        return f"count the balance loss {times(often)}{evidence.name_of_factor(often)}"
-    often = more.get("the step before") or 0
-    if often <= 0.5:
+        return f"count the balance loss {times(ratio)}{evidence.name_of_factor(ratio)}"
+    ratio = more.get("the step before") or 0
+    if ratio <= 0.5:
         return None
-    words = "" if evidence.is_close(often, 1) else f"{times(often)} "
-    name = evidence.name_of_factor(often, evidence.numbers_of_ranks)
+    words = "" if evidence.is_close(ratio, 1) else f"{times(ratio)} "
+    name = evidence.name_of_factor(ratio, evidence.numbers_of_ranks)
     return (f"are those of one GPU and {words}those of the step before, which were not set to "
             f"zero{name}")
 

@@ -47,6 +47,7 @@ def moved_wrongly(evidence):
 
 
 def right_others(evidence, names):
+    """The end of a sentence about these parameters."""
     return "" if len(names) == len(evidence.names) else ", all others are right"
 
 
