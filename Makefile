@@ -57,13 +57,14 @@ test-all: DIST = worksteal
 test-all: lint browser  ## all tests: every setting, every fault, browsers, compilers, signals
 	$(run_tests)
 
-# Runs the linters of .pre-commit-config.yaml.
+# Runs the linters of .pre-commit-config.yaml, and prints lines of code against their budgets.
 lint: $(TESTED)  ## check the style
 	@if git rev-parse >/dev/null 2>&1 && $(PYTHON) -c 'import pre_commit' 2>/dev/null; then \
 		bin=$$($(PYTHON) -c 'import os, sys; print(os.path.dirname(sys.executable))'); \
 		PATH="$$bin:$$PATH" $(PYTHON) -m pre_commit run --all-files; \
 	elif $(PYTHON) -m ruff --version >/dev/null 2>&1; then $(PYTHON) -m ruff check --quiet; \
 	else echo "lint:" $(PYTHON) "has neither pre-commit nor ruff, so nothing is checked"; fi
+	@$(PYTHON) tests/support/budgets.py
 
 museum: $(TESTED)  ## 11 minutes: plant each of the museum's silent bugs, and see what finds it
 	@$(PYTHON) -m lab.museum --out figures/museum.png

@@ -1,8 +1,8 @@
 """Random legal runs of each chapter that trains, compared with one GPU: `make test-all`.
 
-A thousand runs of any chapter in float32 and in bf16, none of which may be called wrong: a
-tolerance is what rounding explains. (Runs in float64 are in runs.toml.) What is drawn depends
-only on a number.
+In float64, each variant with each optimizer that it accepts. In float32 and in bf16, a thousand
+runs of any chapter, none of which may be called wrong: a tolerance is what rounding explains.
+What is drawn depends only on the chapter, the variant and a number. RUNS=100 draws more of each.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import contextlib
 import io
 import itertools
 import math
+import os
 import random
 from pathlib import Path
 
@@ -22,11 +23,20 @@ from lab import launch
 from tests.conftest import CHAPTERS, TEXT, chapter, no_flags, run_main, sample, training_chapters
 from tests.support.runs import TABLES
 
+RUNS = int(os.environ.get("RUNS", 4))  # in float64, of each variant
 OPTIMIZERS = "adamw", "sgd", "momentum", "muon"
+MORE = {("09_5d", "hand"): 120}  # where far more can be combined
 TRIES = 1000  # until one is legal
 ROUNDED = 1000  # runs in float32 and bf16
 DEGREES = [degrees for degrees in itertools.product(range(1, 9), repeat=4)  # of pp, dp, cp and tp
            if math.prod(degrees) <= 8]
+
+
+def cases():
+    """Chapter, variant and number of each run."""
+    variants = [(name, variant) for name in training_chapters()
+                for variant in chapter(name).VARIANTS]  # fmt: skip
+    return [(*case, number) for case in variants for number in range(MORE.get(case, RUNS))]
 
 
 def own_flags(module, variant):
@@ -131,6 +141,20 @@ def test_every_variant_is_in_the_table_of_runs():
         _, *variants = chapter(name).VARIANTS  # the first is the default
         for variant in variants:
             assert variant == "torch" or f"--variant={variant}" in words, f"{name} {variant}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "variant", "number"), sample(cases(), 0))
+def test_a_random_run_is_the_same_as_one_gpu(ranks, tmp_path, name, variant, number):
+    rng, text = random.Random(f"{name} {variant} {number}"), f"--data={TEXT}"
+    legal = (legal_run(rng, name, variant, [OPTIMIZERS[number % 4]], text, "--dtype=float64")
+             or legal_run(rng, name, variant, OPTIMIZERS, text, "--dtype=float64")
+             or legal_run(rng, name, variant, OPTIMIZERS, text))  # what rounds may refuse float64
+    if not legal:
+        pytest.skip("needs a GPU")  # as chapter 06's torch does
+    world, flags = legal
+    (status, _, output), *_ = ranks(world, timeout=400)(run_main, name, flags, tmp_path)
+    assert status == 0, output
 
 
 def without_kernels(rng, flags):
