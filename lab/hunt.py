@@ -13,10 +13,10 @@ who are to find them have a bundle without solutions, and get what a teacher has
 import difflib
 import random
 import re
-import shlex
 import sys
 import textwrap
 from pathlib import Path
+from typing import NamedTuple
 
 from lab import museum
 from lab.classroom import checks
@@ -47,16 +47,32 @@ def draw(chapter, seed):
     return random.Random(f"{chapter} {seed}").choice(huntable()[chapter])
 
 
-def text_of(exhibit, chapter, seed):
+def text_of(chapter, seed):
     """The file of a hunt."""
-    _, planted = observe.sources(exhibit)
+    _, planted = observe.sources(draw(chapter, seed))
     return f"{planted.rstrip()}\n{MARK} {chapter} {seed}\n"
 
 
-def hunt_of(text):
-    """(chapter, seed), as the last line of a hunt's file says; None: it is none."""
-    match = re.search(rf"^{MARK} (\d\d) (\d{{1,9}})$", text, re.MULTILINE)
-    return (match[1], int(match[2])) if match and match[1] in huntable() else None
+class Hunt(NamedTuple):
+    """A file that this command has written."""
+    path: Path
+    text: str
+    chapter: str
+    seed: int
+
+
+def read(path):
+    """The Hunt in a file. Raises ValueError, which says what is wrong with the file."""
+    try:
+        text = path.read_text(encoding="utf-8") if path.is_file() else None
+    except (OSError, UnicodeDecodeError):
+        text = None
+    if text is None:
+        raise ValueError(f"{path} is no file with a text in UTF-8")
+    mark = re.search(rf"^{MARK} (\d\d) (\d{{1,9}})$", text, re.MULTILINE)
+    if mark is None or mark[1] not in huntable():
+        raise ValueError(f"{path} is no hunt: its last line does not say which it is")
+    return Hunt(path, text, mark[1], int(mark[2]))
 
 
 def command_of(exhibit, path):
@@ -96,78 +112,74 @@ def run_of(exhibit):
     return exhibit.ranks, observe.flags_of(exhibit, "sgd"), exhibit.chapter
 
 
-def grade(text, chapter, seed):
+def grade(hunt):
     """(verdict, the diagnosis or problems of the run that failed)."""
-    exhibit = draw(chapter, seed)
-    for run in dict.fromkeys([run_of(exhibit), *runs_of(chapter)]):
-        seen = observe.play(exhibit.file, text, *run)
+    exhibit = draw(hunt.chapter, hunt.seed)
+    for run in dict.fromkeys([run_of(exhibit), *runs_of(hunt.chapter)]):
+        seen = observe.play(exhibit.file, hunt.text, *run)
         if seen.status != 0:
-            is_there = all(new in text for _, new in ((exhibit.old, exhibit.new), *exhibit.more))
+            is_there = all(new in hunt.text for _, new in edits_of(exhibit))
             return (SAME if is_there else OTHER), seen.said
     return MENDED, ()
 
 
+def edits_of(exhibit):
+    """(what is right, what the bug has in its place), in all places."""
+    return (exhibit.old, exhibit.new), *exhibit.more
+
+
 # --------------------------------------------------------------------------------- the command line
+
+def a_chapter(text):
+    """An argparse type: 06, or 6."""
+    chapter = text.zfill(2)
+    if not text or chapter not in huntable():
+        near = difflib.get_close_matches(chapter, [*huntable()], 1, 0)[0]
+        raise refusals.refusal()(f"{text or repr(text)} has no hunt, as {' '.join(huntable())} "
+                                 "have", near)
+    return chapter
+
+
+def a_hunt(text):
+    """An argparse type: a file that this command has written."""
+    try:
+        return read(Path(text))
+    except ValueError as error:
+        raise refusals.refusal()(f"{error}; {WRITES}") from None
+
 
 def parse(argv):
     parser = commands.Parser("-m lab.hunt", description=__doc__)
     add = parser.add_argument
-    add("chapter", nargs="?", metavar="CHAPTER", help="06")
+    add("chapter", nargs="?", type=a_chapter, metavar="CHAPTER", help="06")
     add("--seed", type=commands.number(int, 0, SEEDS, 3), default=0,
         help="draws the bug; default: 0")
     add("--out", type=commands.output("hunts"), default=Path("hunts"), metavar="FOLDER")
-    add("--force", action="store_true", help="write over a hunt that was changed, too")
-    add("--grade", metavar="FILE", help="say whether it is mended")
-    add("--reveal", metavar="FILE", help="tell the story, and the lines")
+    add("--force", action="store_true", help="write over a hunt that is there")
+    add("--grade", type=a_hunt, metavar="FILE", help="say whether it is mended")
+    add("--reveal", type=a_hunt, metavar="FILE", help="tell the story, and the lines")
     args = parser.parse_args(argv)
-    refused = refusals.refusal()
-    given = {"CHAPTER": args.chapter or None, "--grade": args.grade, "--reveal": args.reveal}
-    given = {name: word for name, word in given.items() if word is not None}
+    choices = {f"CHAPTER {args.chapter}": args.chapter, "--grade": args.grade,
+               "--reveal": args.reveal}
+    given = [word for word, value in choices.items() if value]
     if not given:
-        raise refused("a CHAPTER is missing, or --grade or --reveal and a file", "with 06")
+        raise refusals.refusal()("a CHAPTER is missing, or --grade or --reveal and a file",
+                                 "with 06")
     if len(given) > 1:
-        (name, word), (other, _), *_ = given.items()
-        raise refused(f"{name} {word} means nothing beside {other}", f"without {other}")
-    if not args.chapter:
-        read_hunt(args, args.grade if args.reveal is None else args.reveal)
-        return args
-    chapter, args.chapter = args.chapter, args.chapter.zfill(2)
-    if args.chapter not in huntable():
-        near = difflib.get_close_matches(args.chapter, [*huntable()], 1, 0)[0]
-        raise refused(f"CHAPTER {args.chapter} has no hunt, as {' '.join(huntable())} have",
-                      f"{near} in place of {shlex.quote(chapter)}")
+        raise refusals.refusal()(f"{given[0]} means nothing beside {given[1]}",
+                                 f"without {given[1]}")
     return args
-
-
-def read_hunt(args, file):
-    """Note the file of a hunt, its text, and which it is."""
-    flag = "--reveal" if args.grade is None else "--grade"
-    args.file, args.text = Path(file), read(Path(file))
-    if args.text is None:
-        raise refusals.refusal()(f"{flag} {file} is no file with a text in UTF-8; {WRITES}")
-    args.hunt = hunt_of(args.text)
-    if args.hunt is None:
-        raise refusals.refusal()(f"{flag} {file} is no hunt: its last line does not say which it "
-                                 f"is; {WRITES}")
-
-
-def read(path):
-    """The text of a file; None: it has none, or is no file."""
-    try:
-        return path.read_text(encoding="utf-8") if path.is_file() else None
-    except (OSError, UnicodeDecodeError):
-        return None
 
 
 def write(args):
     """Write the file of a hunt, and print what was noticed, and what to type."""
     exhibit = draw(args.chapter, args.seed)
-    path, text = args.out / exhibit.file, text_of(exhibit, args.chapter, args.seed)
-    if path.exists() and not args.force and is_changed(read(path)):
-        refusals.fail(f"{path} is there, and was changed; --force would write over it")
+    path = args.out / exhibit.file
+    if path.exists() and not args.force:
+        refusals.fail(f"{path} is there; --force would write over it")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text_of(args.chapter, args.seed), encoding="utf-8")
     except OSError as error:
         refusals.fail(f"cannot write {path}: {error.strerror}; --out with another folder would "
                       "work")
@@ -176,41 +188,38 @@ def write(args):
     print(f"    python -m lab.hunt --grade {path}")
 
 
-def is_changed(text):
-    """Whether a hunt is not as it was written. text: None, where it is no text any more."""
-    hunt = text and hunt_of(text)
-    return not hunt or text != text_of(draw(*hunt), *hunt)
-
-
-def reveal(args):
+def reveal(hunt):
     """Print the exhibit's story and its lines."""
-    exhibit = draw(*args.hunt)
+    exhibit = draw(hunt.chapter, hunt.seed)
     print(f"{exhibit.number}: {exhibit.title}")
-    print(textwrap.fill(exhibit.story, 92, initial_indent="    ", subsequent_indent="    "))
-    for old, new in ((exhibit.old, exhibit.new), *exhibit.more):
-        for what, lines in (("- ", old), ("+ ", new)):
-            print(textwrap.indent(lines.rstrip("\n"), what, lambda line: True))
+    print_paragraph(exhibit.story)
+    for old, new in edits_of(exhibit):
+        print(textwrap.indent(old.rstrip("\n"), "- ", lambda line: True))
+        print(textwrap.indent(new.rstrip("\n"), "+ ", lambda line: True))
     print(f"What sees it: {', '.join(exhibit.caught_by)}. What does not: "
           f"{', '.join(exhibit.blind) or 'nothing that is looked at'}.")
 
 
-def print_grade(args):
+def print_paragraph(words):
+    print(textwrap.fill(words, 92, initial_indent="    ", subsequent_indent="    "))
+
+
+def print_grade(hunt):
     """Print whether a hunt is mended. Returns the exit status."""
-    verdict, problems = grade(args.text, *args.hunt)
-    print(f"{args.file.name}  {verdict}")
+    verdict, problems = grade(hunt)
+    print(f"{hunt.path.name}  {verdict}")
     for words in problems[:2]:
-        print(textwrap.fill(refusals.one_line(words), 92, initial_indent="    ",
-                            subsequent_indent="    "))
+        print_paragraph(refusals.one_line(words))
     return 0 if verdict == MENDED else 1
 
 
 def main(argv=None):
     args = refusals.accepted(parse, sys.argv[1:] if argv is None else argv, alone=True)
-    if args.grade is not None:
+    if args.grade:
         checks.warm_up()
-        return print_grade(args)
-    if args.reveal is not None:
-        reveal(args)
+        return print_grade(args.grade)
+    if args.reveal:
+        reveal(args.reveal)
     else:
         write(args)
     return 0

@@ -1,13 +1,13 @@
-"""What a function of a student gives, beside what the solution's gives: equal, or how it is wrong.
+"""How the value of a student's function differs from the solution's, in words.
 
-Tensors say most. One that is twice what it should be, right but for its last rows, zero in one
-head, transposed, or a multiple of the right one in every row has been computed by another mistake
-each time. A sentence says what was seen, and no more.
+A tensor that is twice what it should be, right but for its last rows, zero in one head, transposed,
+or multiplied by another number in every row: each has another mistake behind it. A sentence says
+what was seen, and no more.
 """
 
+import itertools
 import math
 import numbers
-import re
 from collections import OrderedDict
 from fractions import Fraction
 
@@ -15,12 +15,12 @@ import torch
 
 from lab.classroom.words import names_of
 from lab.diagnose import names
+from lab.run.words import joined
 
 # How far two right ways to compute the same are apart, relative to the largest number.
 ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 MOSTLY = 0.8            # so much of some rows and columns must be wrong, to be called wrong
 MOST = 3                # findings that are named of a tuple, list or dict
-VERBS = {"it": "they", "is": "are", "has": "have", "differs": "differ"}     # of one, and of several
 
 
 def compare(value, right):
@@ -30,74 +30,52 @@ def compare(value, right):
     lists, dicts and records of such. Lists, tuples and records are not told apart, nor are 6 and
     6.0.
     """
-    findings = list(differences("", value, right))
-    if not findings:
-        return None
-    sentences = [f"{path or 'the result'} {finding}" for path, finding in grouped(findings)]
+    paths = {}                                          # {a difference: where it is}
+    for path, difference in differences("", value, right):
+        paths.setdefault(difference, []).append(path or "the result")
+    sentences = []
+    for difference, places in paths.items():
+        verb = ": each" if len(places) > 1 else ""
+        sentences.append(f"{joined(places)}{verb} {difference}")
     if len(sentences) > MOST:
-        sentences[MOST:] = [f"and so on, {len(findings)} in all"]
-    elif findings[0][0] and len(findings) < sum(1 for _ in leaves(right)):
-        sentences.append("all else is right")
-    return "; ".join(sentences)
+        sentences[MOST:] = [f"and so on, {sum(map(len, paths.values()))} in all"]
+    return "; ".join(sentences) or None
 
 
 def compare_ranks(values, right):
     """The same of the values on all ranks: the first difference, and on which ranks it is."""
     ranks = {}                                          # {a difference: where it is}
     for rank, (value, expected) in enumerate(zip(values, right, strict=True)):
-        finding = compare(value, expected)
-        if finding:
-            ranks.setdefault(finding, []).append(rank)
-    for finding, those in ranks.items():                # the first is enough
-        where = f"on {names_of(those)}, " if len(those) < len(values) else ""
-        return f"{where}{finding}"
-    return None
-
-
-def grouped(findings):
-    """[("dk and dv", "are zero")]: a finding that several share is named once."""
-    paths, groups = {}, []
-    for path, finding in findings:
-        paths.setdefault(finding, []).append(path)
-    for finding, (*some, last) in paths.items():
-        if some:
-            finding = in_plural(finding)
-        groups.append((f"{', '.join(some)} and {last}" if some else last, finding))
-    return groups
-
-
-def in_plural(finding):
-    """`are zero` of `is zero`."""
-    def plural(match):
-        return " ".join(VERBS[word] for word in match[0].split())
-
-    return re.sub("^(is|has|differs)|\\bit( is| has| differs|(?= should be))", plural, finding)
+        ranks.setdefault(compare(value, expected), []).append(rank)
+    ranks.pop(None, None)
+    if not ranks:
+        return None
+    difference, those = next(iter(ranks.items()))
+    return difference if len(those) == len(values) else f"on {names_of(those)}, {difference}"
 
 
 # --------------------------------------------------------------------------- all the way down
 
 def differences(path, value, right):
     """(path, what differs there), all the way down."""
-    parts, others = parts_of(right), parts_of(value)
-    if isinstance(value, torch.Tensor) != isinstance(right, torch.Tensor):
-        yield path, f"is {called(value)}, and should be {called(right)}"
-    elif parts is None or others is None or is_mapping(value) != is_mapping(right):
-        finding = difference(value, right)
-        if finding:
-            yield path, finding
+    parts, expected = parts_of(value), parts_of(right)
+    if parts is None or expected is None or is_mapping(value) != is_mapping(right):
+        difference = difference_of_leaves(value, right)
+        if difference:
+            yield path, difference
     elif is_mapping(right):
-        missing, surplus = parts.keys() - others.keys(), others.keys() - parts.keys()
+        missing, surplus = expected.keys() - parts.keys(), parts.keys() - expected.keys()
         if missing:
-            yield path, f"lacks {' and '.join(sorted(map(str, missing)))}"
+            yield path, f"lacks {joined(sorted(map(str, missing)))}"
         if surplus:
-            yield path, f"should not have {' and '.join(sorted(map(str, surplus)))}"
-        for key in [key for key in parts if key in others]:
-            yield from differences(below(path, key), others[key], parts[key])
-    elif len(parts) != len(others):
-        yield path, f"has {len(others)} items, and should have {len(parts)}"
+            yield path, f"should not have {joined(sorted(map(str, surplus)))}"
+        for key in [key for key in expected if key in parts]:
+            yield from differences(below(path, key), parts[key], expected[key])
+    elif len(parts) != len(expected):
+        yield path, f"has {len(parts)} items, and should have {len(expected)}"
     else:                                               # in order, be they named or not
-        for (key, part), other in zip(parts.items(), others.values()):
-            yield from differences(below(path, key), other, part)
+        for part, (key, other) in zip(parts.values(), expected.items()):
+            yield from differences(below(path, key), part, other)
 
 
 def is_mapping(value):
@@ -119,22 +97,12 @@ def parts_of(value):
     return dict(enumerate(value)) if isinstance(value, tuple | list) else None
 
 
-def leaves(value):
-    """What has no parts."""
-    parts = parts_of(value)
-    if parts is None:
-        yield value
-    else:
-        for part in parts.values():
-            yield from leaves(part)
-
-
-def difference(value, right, rounding=ROUNDING[torch.float64]):
+def difference_of_leaves(value, right):
     """How a value without parts differs; None: it does not."""
-    if isinstance(right, torch.Tensor):
+    if isinstance(value, torch.Tensor) and isinstance(right, torch.Tensor):
         return difference_of_tensors(value, right)
     if is_number(value) and is_number(right):
-        return difference_of_numbers(value, right, rounding)
+        return difference_of_numbers(value, right, ROUNDING[torch.float64])
     if type(value) is type(right) and value == right:
         return None
     return f"is {called(value)}, and should be {called(right)}"
@@ -146,8 +114,7 @@ def called(value):
         return f"a tensor of shape {tuple(value.shape)}"
     parts = parts_of(value)
     if parts is not None:
-        kind = "record" if isinstance(value, OrderedDict) else type(value).__name__
-        return f"a {kind} of {len(parts)}"
+        return f"a {type(value).__name__} of {len(parts)}"
     words = repr(value)
     return words if len(words) <= 60 else f"{words[:57]}..."
 
@@ -167,10 +134,6 @@ def difference_of_numbers(value, right, rounding):
     words = f"is {plain(value)}, and should be {plain(right)}"
     if not (math.isfinite(value) and math.isfinite(right)) or 0 in (value, right):
         return words
-    if value == -right:
-        return f"{words}: the sign is the opposite one"
-    if is_exact and abs(value - right) == 1:
-        return f"{words}: one too {'many' if value > right else 'few'}"
     fraction = simple(value / right)
     return f"{words}: it is {fraction} what it should be" if fraction else words
 
@@ -184,12 +147,10 @@ def plain(number):
 
 def simple(ratio):
     """"3/4 of", "8 times" and the like; None if a ratio is not that simple."""
-    fraction = Fraction(ratio).limit_denominator(64)
-    top, bottom = abs(fraction.numerator), fraction.denominator
-    is_close = math.isclose(ratio, fraction, rel_tol=1e-9)
-    if not is_close or min(top, bottom) > 1 and max(top, bottom) > 16:
+    fraction = Fraction(ratio).limit_denominator(names.SIMPLE)
+    if not math.isclose(ratio, fraction, rel_tol=1e-9):
         return None
-    return f"{fraction.numerator} times" if bottom == 1 else f"{fraction} of"
+    return f"{fraction} times" if fraction.denominator == 1 else f"{fraction} of"
 
 
 # ------------------------------------------------------------------------------------------ tensors
@@ -198,13 +159,11 @@ def difference_of_tensors(value, right):
     """How a tensor differs: in all of it, or in which rows and columns; None: it does not."""
     rounding = ROUNDING.get(right.dtype, 0)                 # integers and masks are exact
     if value.shape != right.shape:
-        words = f"has shape {tuple(value.shape)}, and should have {tuple(right.shape)}"
-        swapped = swapped_dimensions(value, right, rounding)
-        return f"{words}: it is {swapped}" if swapped else words
+        return f"has shape {tuple(value.shape)}, and should have {tuple(right.shape)}"
     if value.dtype != right.dtype:
         return f"is in {value.dtype}, and should be in {right.dtype}"
     if right.ndim == 0:
-        return difference(value.item(), right.item(), rounding)
+        return difference_of_numbers(value.item(), right.item(), rounding)
     wrong = ~same(value.double(), right.double(), rounding)
     if not wrong.any():
         return None
@@ -212,13 +171,9 @@ def difference_of_tensors(value, right):
         return f"is {value.tolist()}, and should be {right.tolist()}"
     value, right = value.detach().double(), right.detach().double()
 
-    factor = one_factor(value, right, rounding)
-    if factor:
-        return factor
-    swapped = swapped_dimensions(value, right, rounding)
-    if swapped:
-        return f"is {swapped}"
-
+    of_all = one_factor(value, right, rounding) or swapped_dimensions(value, right, rounding)
+    if of_all:
+        return of_all
     # Is it in some rows, columns, heads alone? Then say in which, and what is wrong there.
     indices = [wrong.movedim(dim, 0).flatten(1).any(1) if wrong.ndim > 1 else wrong
                for dim in range(wrong.ndim)]
@@ -266,10 +221,9 @@ def as_index(some):
 def what_is_wrong(value, right, rounding):
     """With numbers of which nearly all are wrong: the first that holds."""
     nan, infinite = value.isnan() & ~right.isnan(), value.isinf() & (value != right)
-    if nan.any():
-        return "is nan" if nan.all() else f"is nan in {share(nan)}"
-    if infinite.any():
-        return "is infinite" if infinite.all() else f"is infinite in {share(infinite)}"
+    for name, mask in (("nan", nan), ("infinite", infinite)):
+        if mask.any():
+            return f"is {name}" if mask.all() else f"is {name} in {share(mask)}"
     usual = right.isfinite()
     value, right = (torch.where(usual, x.nan_to_num(), 0) for x in (value, right))
     if not value.any():
@@ -279,7 +233,7 @@ def what_is_wrong(value, right, rounding):
     if not rounding:
         return "differs"
     off = (value - right).abs().max() / right.abs().max()
-    return (one_factor(value, right, rounding) or one_for_each_line(value, right, rounding)
+    return (one_factor(value, right, rounding) or one_factor_for_each_row(value, right, rounding)
             or f"differs by up to {off:.2g} times the largest number")
 
 
@@ -307,39 +261,26 @@ def one_factor(value, right, rounding):
     return f"{words}: {name}" if is_named else words
 
 
-def one_for_each_line(value, right, rounding):
-    """Whether one number is added to all, or each row or column has a number that is added or
-    multiplied. A row goes along the last dimension."""
-    offset = (value - right).mean()
-    if fits(right + offset, value, right, rounding):
-        return f"has {offset:.4g} added to every number"
-    if right.ndim == 1:
+def one_factor_for_each_row(value, right, rounding):
+    """Whether each row, along the last dimension, is multiplied by a number of its own."""
+    if right.ndim == 1 or right.shape[-1] == 1:
         return None
-    value, right = value.flatten(0, -2), right.flatten(0, -2)
-    for dim, line in ((1, "row"), (0, "column")):
-        if right.shape[dim] > 1:
-            ratios = (value * right).sum(dim, True) / right.square().sum(dim, True)
-            if fits(ratios * right, value, right, rounding):
-                return (f"has every {line} multiplied by a number of its own, "
-                        f"{ratios.min():.3g} to {ratios.max():.3g}")
-            if fits(right + (value - right).mean(dim, True), value, right, rounding):
-                return f"has a number of its own added to every {line}"
-    return None
+    ratios = (value * right).sum(-1, True) / right.square().sum(-1, True)
+    if not fits(ratios * right, value, right, rounding):
+        return None
+    return (f"has every row multiplied by a number of its own, {ratios.min():.3g} to "
+            f"{ratios.max():.3g}")
 
 
 def swapped_dimensions(value, right, rounding):
     """Which two dimensions one has to swap to be right; None: there are none."""
-    if value.ndim != right.ndim:
-        return None
-    for first in range(right.ndim):
-        for second in range(first + 1, right.ndim):
-            other = value.transpose(first, second)
-            if other.shape == right.shape and same(other, right, rounding).all():
-                return f"right but for dimensions {first} and {second}, which are swapped"
+    for first, second in itertools.combinations(range(right.ndim), 2):
+        other = value.transpose(first, second)
+        if other.shape == right.shape and same(other, right, rounding).all():
+            return f"is right but for dimensions {first} and {second}, which are swapped"
     return None
 
 
 def share(mask):
     """How many of a mask are true, in words."""
-    count = int(mask.sum())
-    return "all numbers" if count == mask.numel() else f"{count:,} of {mask.numel():,} numbers"
+    return f"{int(mask.sum()):,} of {mask.numel():,} numbers"
