@@ -5,11 +5,12 @@
     python -m lab.exercises 04.2 --hint 1       and its first hint; --hint 2: both
     python -m lab.exercises --write exercises   the chapters, with holes in place of the functions
                                                 (--level 1: only those of that level; --force: also
-                                                over files that somebody has changed)
+                                                over files that are there)
 
 Levels: 1 is a line or two, 2 a page that one has to think about, 3 an evening.
 """
 
+import itertools
 import sys
 import textwrap
 
@@ -26,7 +27,7 @@ def parse(argv):
     add("--write", type=commands.output("exercises"), metavar="FOLDER",
         help="write the chapters with holes")
     add("--level", type=int, choices=exercises.LEVELS, help="only exercises of this level")
-    add("--force", action="store_true", help="write over files that were changed, too")
+    add("--force", action="store_true", help="write over files that are there, too")
     args = parser.parse_args(argv)
     if args.write and args.exercise:
         raise Refused(f"EXERCISE {args.exercise[0]} means nothing beside --write, which writes all",
@@ -45,7 +46,7 @@ def main(argv=None):
     if args.write:
         write_all(args)
         return 0
-    for exercise in (exercise for those in args.chosen.values() for exercise in those):
+    for exercise in itertools.chain(*args.chosen.values()):
         print(f"{exercise.number:18}level {exercise.level}   {exercise.what}")
         if args.exercise:
             print_paragraph(exercise.question)
@@ -65,8 +66,7 @@ def write_all(args):
         refusals.fail(f"cannot write {error.filename}: {error.strerror}; --write with another "
                       "folder would work")
     for path in kept:
-        print(f"{path} was changed and stays as it is; --force (FORCE=1 make exercises) "
-              "writes over it")
+        print(f"{path} is there and stays as it is; --force (FORCE=1 make exercises) writes over it")
     count = len(exercises.EXERCISES) - len(kept)
     print(f"{count} chapters and kernels with holes are in {args.write}")
     print("a question:  python -m lab.exercises 04.2      (and --hint 1, --hint 2)")

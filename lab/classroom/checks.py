@@ -72,8 +72,10 @@ def outcome(chapter, source, solution, check, folder=None, limit=LIMIT):
     if not played.right:
         return played
     if is_run(check):
-        is_compared = stored() is None and source != solution
-        problem = compare_run(chapter, solution, check, played) if is_compared else ""
+        if stored() is not None or source == solution:
+            return played
+        right = of_solution(chapter, solution, check)
+        problem = compare_records(played.record, right.record)
     else:
         problem = compare_values(chapter, solution, check, played)
     return played._replace(right=False, problems=(problem,)) if problem else played
@@ -148,17 +150,10 @@ def compare_values(chapter, solution, check, played):
     return f"{check.words}: {problem}" if problem else ""
 
 
-def compare_run(chapter, solution, check, played):
-    """How a run that calls itself right differs from the solution's; "": in nothing."""
-    try:
-        return compare_records(played.record, of_solution(chapter, solution, check).record)
-    except (TypeError, LookupError, AttributeError):
-        return "the run's JSON is not as a run writes it"
-
-
 def compare_records(record, right):
-    """Losses and gradient norms are to be those of one GPU beside the solution, and all counts that
-    a formula gives are to be the solution's. Returns the first difference, in words, or ""."""
+    """How a run that calls itself right differs from the solution's, in words; "": in nothing.
+    Losses and gradient norms are to be those of one GPU beside the solution, and all counts that a
+    formula gives are to be the solution's."""
     for what, kind in (("loss", "loss"), ("grad_norm", "gradient norm")):
         given, expected = record.get(what, []), right.get(f"reference_{what}", [])
         within = right.get("tolerance", {}).get(kind)
@@ -211,42 +206,36 @@ def judge(processes, path):
              if process.is_stuck}
     ended = {rank: (process.status, *place(process.stack, path)) for rank, process in ranks.items()
              if process.status is not None and not handed_in[rank]}
-    record = handed_in[0].get("record")
-    problems = [] if "value" in handed_in[0] else problems_of(record)
-    if problems is None and all(answer and "error" not in answer for answer in handed_in.values()):
-        problems = ["the run's JSON is not there, or not as a run writes it"]
+    problems = problems_of(handed_in[0])
     all_ended = all(answer.get("status") == 0 for answer in handed_in.values())
-    return Outcome(all_ended and not stuck and problems == [], tuple(problems or ()), errors, stuck,
-                   ended, len(processes), record, tuple(process.answer for process in processes))
+    return Outcome(all_ended and not stuck and not problems, tuple(problems), errors, stuck, ended,
+                   len(processes), handed_in[0].get("record"),
+                   tuple(process.answer for process in processes))
 
 
 def answer_of(packed):
     """A process's answer, {"status": ..., ...}; {}: there is none, or it can't be read."""
     try:
         answer = values.unpack(packed)
-        if "status" not in answer:
-            return {}
-        if "error" in answer:
-            answer["error"] = str(answer["error"])[: 2 * inside.LONGEST]
-            answer["lines"] = [int(line) for line in answer["lines"]]
-        if "record" in answer:
-            answer["record"] = json.loads(answer["record"], parse_constant=lambda name: None)
-        return answer
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+    except values.Unreadable:
         return {}
+    if "record" in answer:
+        answer["record"] = json.loads(answer["record"], parse_constant=lambda name: None)
+    return answer
 
 
-def problems_of(record):
-    """A run's own verdict, in sentences: none if it calls itself right; None: it has no verdict."""
-    try:
-        problems = record["diagnosis"] or record["problems"][:2]
-        steps = record["config"].get("steps", 0)        # none, where no model is trained
-        taken = len(record.get("loss", ()))
-        if not problems and taken < steps:
-            problems = [f"only {taken} of {steps} steps were taken"]
-        return [str(words)[:LONGEST] for words in problems]
-    except (TypeError, LookupError, AttributeError):
-        return None
+def problems_of(answer):
+    """A run's own verdict, in sentences: none if it calls itself right, or has not come so far."""
+    if "record" not in answer:
+        is_lost = answer and "value" not in answer and "error" not in answer
+        return ["the run has left no JSON"] if is_lost else []
+    record = answer["record"]
+    steps = record["config"].get("steps", 0)            # none, where no model is trained
+    taken = len(record.get("loss", ()))
+    problems = record["diagnosis"] or record["problems"][:2]
+    if not problems and taken < steps:
+        return [f"only {taken} of {steps} steps were taken"]
+    return [words[:LONGEST] for words in problems]
 
 
 def place(stack, path):

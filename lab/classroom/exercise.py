@@ -84,27 +84,24 @@ def read(path):
     if beside.exists():
         module = f"lab.chapters.{path.parent.name}.{beside.stem}"
     importlib.import_module(module)                     # before the grader forks
+    number = "the file"
     try:
-        room = tomllib.loads(path.read_text(encoding="utf-8"))
-        return room["file"], [exercise_of(entry, module) for entry in room["exercises"]]
+        room, exercises = tomllib.loads(path.read_text(encoding="utf-8")), []
+        for entry in room["exercises"]:
+            number = entry.get("number", "an exercise")
+            exercises.append(exercise_of(entry, module))
+        return room["file"], exercises
     except KeyError as error:
-        raise ValueError(f"{path}: {error} is missing") from None
-    except ValueError as error:                         # also of tomllib
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {number}: {error} is missing") from None
+    except (TypeError, ValueError, SyntaxError) as error:       # a key that isn't ours; no TOML
+        raise ValueError(f"{path}: {number}: {error}") from None
 
 
 def exercise_of(entry, module):
     """The Exercise of an entry of the file."""
-    number = entry.get("number", "an exercise")
-    try:
-        texts = {"question": flowing(entry["question"]),
-                 "hints": tuple(map(flowing, entry["hints"]))}
-        checks = tuple(check_of(check, module) for check in entry["checks"])
-        return Exercise(**entry | texts | {"checks": checks})
-    except KeyError as error:
-        raise ValueError(f"{number}: {error} is missing") from None
-    except (TypeError, SyntaxError) as error:           # a key that is missing or not ours; a value
-        raise ValueError(f"{number}: {error}") from None
+    texts = {"question": flowing(entry["question"]), "hints": tuple(map(flowing, entry["hints"]))}
+    checks = tuple(check_of(check, module) for check in entry["checks"])
+    return Exercise(**entry | texts | {"checks": checks})
 
 
 def check_of(entry, module):

@@ -56,10 +56,10 @@ def chosen(words, level=None):
     found = {}
     for chapter, exercises in EXERCISES.items():
         is_named = not words or short(chapter) in words
-        found[chapter] = [exercise for exercise in exercises
-                          if (is_named or exercise.number in words)
-                          and level in (None, exercise.level)]
-    found = {chapter: exercises for chapter, exercises in found.items() if exercises}
+        these = [exercise for exercise in exercises
+                 if (is_named or exercise.number in words) and level in (None, exercise.level)]
+        if these:
+            found[chapter] = these
     if not found:
         raise Refused(f"--level {level}: none of these exercises is of that level",
                       "without --level")
@@ -79,20 +79,14 @@ def with_holes(chapter, level=None):
 
 
 def write(folder, level=None, force=False):
-    """Write the chapters with holes, but without force not over a file that differs from what this
-    writes for some level: somebody may have changed it. Returns the paths of those."""
+    """Write the chapters with holes, but without force not over a file that is there: somebody may
+    have changed it. Returns the paths of those that stay."""
     kept = []
     for chapter in EXERCISES:
         path = folder / f"{chapter}.py"
-        if path.exists() and not force and not is_as_written(path, chapter):
+        if path.exists() and not force:
             kept.append(path)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(with_holes(chapter, level), encoding="utf-8")
     return kept
-
-
-def is_as_written(path, chapter):
-    """Whether `write` could have written this file, for all levels or for one of them."""
-    data = path.read_bytes()
-    return any(data == with_holes(chapter, level).encode() for level in (None, *LEVELS))

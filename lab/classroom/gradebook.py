@@ -12,7 +12,7 @@ from lab.classroom.grading import OPEN, RIGHT, WHOLE, WRONG
 
 WIDTH = 100
 NOT_SUBMITTED = "not submitted"
-FORMULA = "=+-@＝＋－＠"        # with one of these, a spreadsheet's formula begins
+FORMULA = tuple("=+-@＝＋－＠")     # with one of these, a spreadsheet's formula begins
 
 
 class Student(NamedTuple):
@@ -35,8 +35,8 @@ def lines_of(result, columns):
     """A line, and those that go on with it. columns: their widths."""
     number, what = columns
     head = f"{result.number:{number}}  {result.what:{what}}  {result.mark}  "
-    text = textwrap.wrap(result.words, WIDTH - len(head), break_long_words=False) or [""]
-    return [f"{head}{text[0]}".rstrip(), *(" " * len(head) + line for line in text[1:])]
+    return textwrap.wrap(result.words, WIDTH, initial_indent=head, break_long_words=False,
+                         subsequent_indent=" " * len(head)) or [head.rstrip()]
 
 
 def columns_of(exercises):
@@ -64,31 +64,27 @@ def as_csv(students, chosen):
         number = short(chapter)
         columns |= {(number, one.number): f"{one.number} {one.what}" for one in exercises}
         if len(exercises) == len(table.EXERCISES[chapter]):
-            columns[number, number] = f"{number} {WHOLE}"
+            columns[number, WHOLE] = f"{number} {WHOLE}"
     file = io.StringIO()
     write = csv.writer(file, lineterminator="\n").writerow
     write(["student", *columns.values(), "total", "of"])
     for student in students:
-        results = {result.number: result for result in student.results}
-        cells = [cell(results, *numbers) for numbers in columns]
+        cells = [cell(student, *column) for column in columns]
         write([safe(student.name), *cells, student.score, student.points])
     return file.getvalue()
 
 
-def cell(results, chapter, number):
-    """The points of an exercise. results: {number: Result}; a file that cannot be graded has one
-    for all of its exercises."""
-    result = results.get(number) or next(
-        one for one in results.values() if one.number.partition(".")[0] == chapter)
-    if result.words == NOT_SUBMITTED:
+def cell(student, chapter, column):
+    """The points of an exercise. A file that cannot be graded has one Result for all of them."""
+    results = [one for one in student.results if one.number.partition(".")[0] == chapter]
+    if results[0].words == NOT_SUBMITTED:
         return NOT_SUBMITTED
-    is_of_all = number == chapter and result.exercises
-    return 0 if is_of_all else result.score
+    return sum(one.score for one in results if column in (one.number, one.what))
 
 
 def safe(name):
     """A text that no spreadsheet takes for a formula."""
-    return f"'{name}" if name.lstrip()[:1] in tuple(FORMULA) else name
+    return f"'{name}" if name.lstrip().startswith(FORMULA) else name
 
 
 def as_json(students):

@@ -5,10 +5,8 @@ Both work on text, so that what surrounds a function stays as it is, to the last
 
 import ast
 import functools
-import io
 import textwrap
 import threading
-import tokenize
 from typing import NamedTuple
 
 DEFINITIONS = ast.FunctionDef, ast.ClassDef
@@ -48,13 +46,13 @@ def lines_of(node):
 
 
 def end_of_signature(lines, node):
-    """The line of the colon that ends `def f(...) -> x:`, and what stands on it up to there."""
-    depth, source = 0, "\n".join(lines[node.lineno - 1 : node.end_lineno]) + "\n"
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        depth += (token.string in ("(", "[", "{")) - (token.string in (")", "]", "}"))
-        if token.type == tokenize.OP and token.string == ":" and depth == 0:
-            row, column = token.end
-            return node.lineno + row - 1, token.line[:column]
+    """The number of the line that ends `def f(...) -> x:`."""
+    number, _ = lines_of(node.body[0])
+    while number > node.lineno:
+        number -= 1
+        if lines[number - 1].split("#")[0].strip():
+            break
+    return number
 
 
 def cut(source, name, comment, message):
@@ -62,10 +60,11 @@ def cut(source, name, comment, message):
     and a comment on the signature if it gives a shape, as in `# (batch, seq, dim)`. In the hole,
     the comment, and a NotImplementedError with the message."""
     node, lines = find(parsed(source), name), source.split("\n")
-    last, code = end_of_signature(lines, node)
-    shape = lines[last - 1][len(code):].strip()
-    head = lines[lines_of(node)[0] - 1 : last - 1]
-    head.append(lines[last - 1] if shape.startswith("# (") else code)
+    last = end_of_signature(lines, node)
+    head = lines[lines_of(node)[0] - 1 : last]
+    code, _, shape = head[-1].partition("#")
+    if not shape.startswith(" ("):
+        head[-1] = code.rstrip()
     if ast.get_docstring(node) is not None:
         head += lines[node.body[0].lineno - 1 : node.body[0].end_lineno]
 
@@ -87,9 +86,8 @@ def is_hole(node, or_pass=True):
 
 def is_nothing(statement):
     """Whether nothing was written yet where this stands: also `...`, or a text."""
-    if isinstance(statement, ast.Expr):
-        return isinstance(statement.value, ast.Constant)
-    return is_raise(statement) or isinstance(statement, ast.Pass)
+    is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return is_text or is_raise(statement) or isinstance(statement, ast.Pass)
 
 
 def is_raise(statement):

@@ -17,6 +17,7 @@ from lab.run.words import quantity
 WIDTH = 100
 WITHIN = 0.02           # of the formula's value
 EXACT_BELOW = 1000      # counts
+LETTER = r"[^\W\d]\w*"  # of a formula: h, F_blocks, Ψ
 LONGEST = 200           # characters of a line that are looked at
 INSTRUCTIONS = ("An answer is a number with its unit, such as 4.87 MB, 512 KiB, x2, 1/2, 37.5%, or "
                 "arithmetic,\nsuch as 2*3/4*811008*4 B. It is right within 2%, a count below 1,000 "
@@ -26,11 +27,13 @@ INSTRUCTIONS = ("An answer is a number with its unit, such as 4.87 MB, 512 KiB, 
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
              ast.Div: operator.truediv, ast.Pow: math.pow}
-SECONDS = {"s": 1, "ms": 1e-3, "µs": 1e-6, "μs": 1e-6, "us": 1e-6, "second": 1, "seconds": 1}
 PREFIXES = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-BYTES = {"byte": 1, "bytes": 1, **{f"{prefix}b": size for prefix, size in PREFIXES.items()},
-         "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
 RATIOS = {"": 1, "%": 0.01, "percent": 0.01, "x": 1, "times": 1}
+UNITS = {               # of what is asked: {what may stand behind a number: its factor}
+    "B": {"byte": 1, "bytes": 1, **{f"{prefix}b": size for prefix, size in PREFIXES.items()},
+          "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40},
+    "s": {"s": 1, "ms": 1e-3, "µs": 1e-6, "us": 1e-6, "second": 1, "seconds": 1},
+    "%": RATIOS, "times": RATIOS}
 EXAMPLES = {"B": "4.87 MB, 512 KiB or 2*3/4*811008*4 B", "FLOP": "1.5 GFLOP or 6*811008*512 FLOP",
             "s": "162 µs or 14*5e-6 s", "%": "37.5% or 3/8", "times": "2, x2, 1/2 or 7/6"}
 
@@ -50,12 +53,11 @@ def computed(text):
 
 
 def evaluated(node):
-    """The value of a tree of numbers, signs and OPERATORS."""
+    """The value of a tree of numbers, minus signs and OPERATORS."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return float(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-        value = evaluated(node.operand)
-        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -evaluated(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         return OPERATORS[type(node.op)](evaluated(node.left), evaluated(node.right))
     raise ValueError("it is no arithmetic")
@@ -63,18 +65,14 @@ def evaluated(node):
 
 def scale(word, unit):
     """What a number with this word is multiplied by; None if the word is no such unit."""
-    if unit == "B":
-        is_bits = word in ("Mb", "Gb", "Tb")
-        return None if is_bits else BYTES.get(word.lower())
-    if unit == "s":
-        return SECONDS.get(word.lower())
-    if unit in ("%", "times"):
-        return RATIOS.get(word.lower())
-    word, noun = word.lower(), unit.lower()
-    for ending in (noun, noun.removesuffix("s"), noun.removesuffix("es"), f"{noun}s"):
-        if word.endswith(ending):
-            return PREFIXES.get(word.removesuffix(ending).strip())
-    return PREFIXES.get(word)
+    if unit == "B" and word in ("Mb", "Gb", "Tb"):          # bits
+        return None
+    word = word.lower().replace("μ", "µ")                   # a Greek letter, and a sign of its own
+    if unit in UNITS:
+        return UNITS[unit].get(word)
+    stem = unit.lower().removesuffix("s").removesuffix("e")
+    counted = re.fullmatch(rf"([kmgt]?) ?({stem}e?s?)?", word)
+    return counted and PREFIXES[counted[1]]
 
 
 def understood(line, unit):
@@ -93,8 +91,7 @@ def understood(line, unit):
                          ) from None
     factor = scale(word, unit)
     if factor is None:
-        what = f"'{word}' is no unit here" if word else f"{shown} has no unit"
-        raise ValueError(f"{what}; an answer is such as {example}")
+        raise ValueError(f"'{word}' is no unit here; an answer is such as {example}")
     if not math.isfinite(value * factor):
         raise ValueError(f"{shown} is too large; an answer is such as {example}")
     return value * factor
@@ -102,11 +99,8 @@ def understood(line, unit):
 
 def is_right(answer, question):
     """Within 2%; small counts exactly."""
-    is_count = question.unit not in EXAMPLES
-    within = WITHIN * question.value
-    if is_count and question.value < EXACT_BELOW:
-        within = 0.5
-    return abs(answer - question.value) < within
+    is_exact = question.unit not in EXAMPLES and question.value < EXACT_BELOW
+    return abs(answer - question.value) < (0.5 if is_exact else WITHIN * question.value)
 
 
 def off_by(answer, question):
@@ -116,8 +110,8 @@ def off_by(answer, question):
     if ratio <= 0:
         return "too small"
     times = max(ratio, 1 / ratio)
-    factor = f"{number(float(f'{times:.3g}'))} times" if times < 1e6 else "over a million times"
-    return f"{factor} too {'large' if ratio > 1 else 'small'}"
+    factor = number(float(f"{times:.3g}")) if times < 1e6 else "over a million"
+    return f"{factor} times too {'large' if ratio > 1 else 'small'}"
 
 
 # ------------------------------------------------------------------------------------ in words
@@ -125,7 +119,7 @@ def off_by(answer, question):
 def given(question, sizes):
     """The sizes in its formula and those that are shown besides, and what they are, in an order
     that gives nothing away."""
-    names = re.findall(r"[^\W\d]\w*", f"{question.formula} {question.also}")
+    names = re.findall(LETTER, f"{question.formula} {question.also}")
     items = [f"{letter} = {number(sizes[letter])} ({LETTERS[letter]})"
              for letter in LETTERS if letter in names]
     unbroken = ", ".join(item.replace(" ", "\xa0") for item in items)
@@ -149,10 +143,8 @@ def number(value):
 
 def in_numbers(question, sizes):
     """Its formula, with numbers in place of letters."""
-    def size_of(letter):
-        return number(sizes[letter.group()])
-
-    return pretty(re.sub(r"[^\W\d]\w*", size_of, question.formula))
+    numbers = re.sub(LETTER, lambda letter: number(sizes[letter.group()]), question.formula)
+    return pretty(numbers)
 
 
 def pretty(formula):
@@ -169,7 +161,9 @@ def in_words(value, unit):
         return f"{1e6 * value:,.4g} µs"
     if unit == "%":
         return f"{value:.2%}"
-    return f"{value:.4g} times" if unit == "times" else f"{round(value):,} {unit}"
+    if unit == "times":
+        return f"{value:.4g} times"
+    return f"{round(value):,} {unit}"
 
 
 def derivation(question, sizes):

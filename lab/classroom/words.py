@@ -40,15 +40,11 @@ def no_end(outcome, where):
         groups.setdefault((collective, place), []).append(rank)
     sentences = []
     for (collective, place), ranks in groups.items():
-        is_one = len(ranks) == 1
-        if collective:
-            verb = "waits" if is_one else "wait"
-            sentences.append(f"{names_of(ranks)} {verb} in {collective}, {place}")
-        else:
-            sentences.append(f"{names_of(ranks)} {'is' if is_one else 'are'} at {place}")
+        doing = f"waiting in {collective}," if collective else "at"
+        sentences.append(f"{names_of(ranks)} {doing} {place}")
     others = [rank for rank in range(outcome.world) if rank not in outcome.stuck]
     if others:
-        sentences.append(f"{names_of(others)} {'has' if len(others) == 1 else 'have'} ended")
+        sentences.append(f"{names_of(others)} ended")
     return f"no end: {'; '.join(sentences)}"
 
 
@@ -68,37 +64,26 @@ def end_of_a_process(outcome, where):
     rank, (status, collective, lines) = min(outcome.ended.items())
     who = names_of([rank]) if outcome.world > 1 else ""
     place = ", ".join(filter(None, [who, collective, where(lines)]))
-    words = f"the process has ended {status_in_words(status)}"
+    how = f"with status {status}"
+    if status < 0:
+        how = f"by {signal.Signals(-status).name}"
     if status < 0 and collective:
-        words = f"{words}, {MISMATCH}"
-    return f"{place}: {words}" if place else words
-
-
-def status_in_words(status):
-    """`with status 1`, or `by SIGSEGV`."""
-    if status >= 0:
-        return f"with status {status}"
-    try:
-        return f"by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"by signal {-status}"
+        how = f"{how}, {MISMATCH}"
+    return ": ".join(filter(None, [place, f"the process has ended {how}"]))
 
 
 def place_in_words(lines, source, line_of_student):
     """The innermost of these lines that the student has written; or else the solution's function in
     which the innermost one is. Its text is not shown: it may be what another exercise asks for."""
-    count = source.count("\n") + 1
-    lines = [line for line in lines if 0 < line <= count]       # they come from a student's process
     if not lines:
         return ""
-    students = [line for line in lines if line_of_student(line)]
     tree = holes.parsed(source)
-    if students:
-        function = function_of(tree, students[0])
-        number = line_of_student(students[0])
-        return f"line {number} of {function}" if function else f"line {number}"
-    function = function_of(tree, lines[0])
-    return f"in the solution's {function}" if function else "in the solution"
+    students = [line for line in lines if line_of_student(line)]
+    if not students:
+        return f"in the solution's {function_of(tree, lines[0]) or 'file'}"
+    function = function_of(tree, students[0])
+    number = line_of_student(students[0])
+    return f"line {number} of {function}" if function else f"line {number}"
 
 
 def function_of(tree, line):

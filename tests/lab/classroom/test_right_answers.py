@@ -58,7 +58,7 @@ def with_bodies(source, bodies):
     """The source with other bodies of these functions."""
     for name, body in bodies.items():
         node, lines = holes.find(holes.parsed(source), name), source.split("\n")
-        head = holes.end_of_signature(lines, node)[0]
+        head = holes.end_of_signature(lines, node)
         source = "\n".join([*lines[:head], *body.strip("\n").split("\n"),
                             *lines[node.end_lineno:]])
     return source
