@@ -66,7 +66,7 @@ def write_all(args):
         refusals.fail(f"cannot write {error.filename}: {error.strerror}; --write with another "
                       "folder would work")
     for path in kept:
-        print(f"{path} is there and stays as it is; --force (FORCE=1 make exercises) writes over it")
+        print(f"{path} is there and stays; --force (FORCE=1 make exercises) writes over it")
     count = len(exercises.EXERCISES) - len(kept)
     print(f"{count} chapters and kernels with holes are in {args.write}")
     print("a question:  python -m lab.exercises 04.2      (and --hint 1, --hint 2)")

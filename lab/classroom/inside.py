@@ -5,7 +5,6 @@ and "value", "record" (a run's JSON, by rank 0), or "error" and the "lines" that
 """
 
 import contextlib
-import importlib
 import os
 import sys
 import traceback
@@ -38,11 +37,9 @@ class NoWatch:
     stop = let_go
 
 
-def be_a_rank(hand_in, path, rank, world, argv, preferred=None):
+def be_a_rank(hand_in, path, rank, world, argv):
     """Run a chapter's file as one of its ranks, and hand in how that ended; rank 0 also hands in
-    the JSON of the run. preferred: a folder whose modules take the place of the course's."""
-    if preferred:
-        prefer(preferred)
+    the JSON of the run."""
     set_rank(rank, world, argv)
     import torch.distributed as dist
 
@@ -89,19 +86,6 @@ def evaluate(hand_in, path, check, rank):
     if check.ranks > 1 and answer["status"] == 0:           # after an error, the others are to fail
         wait_for_the_others(rank, check.ranks)
     return answer["status"]
-
-
-def prefer(folder):
-    """Import the course's modules from this folder, where it has them."""
-    for name in [*sys.modules]:
-        if name.partition(".")[0] in ("common", "kernels", "lab"):
-            del sys.modules[name]
-    sys.path[:0] = [str(folder)]
-    import lab
-
-    lab.__path__[:0] = [str(folder / "lab")]
-    for room in filter(Path.is_dir, (folder / "lab").glob("*")):
-        importlib.import_module(f"lab.{room.name}").__path__[:0] = [str(room)]
 
 
 def set_rank(rank, world, argv):

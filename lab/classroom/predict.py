@@ -91,7 +91,7 @@ def understood(line, unit):
                          ) from None
     factor = scale(word, unit)
     if factor is None:
-        raise ValueError(f"'{word}' is no unit here; an answer is such as {example}")
+        raise ValueError(f"{shown} has no unit that fits; an answer is such as {example}")
     if not math.isfinite(value * factor):
         raise ValueError(f"{shown} is too large; an answer is such as {example}")
     return value * factor

@@ -66,13 +66,11 @@ def students_in(folder):
     writes = f"`python -m lab.exercises --write {shlex.quote(str(folder))}` writes them there"
     try:
         inside = sorted(folder.iterdir())
-    except FileNotFoundError:
-        raise Refused(f"FOLDER {str(folder)!r} is not there; {writes}") from None
     except OSError as error:
-        raise Refused(f"FOLDER {str(folder)!r}: {error.strerror}; exercises/ would work, after "
-                      "`make exercises`") from None
-    if has_chapters(where_chapters_lie(folder)):
-        return {folder.resolve().name: where_chapters_lie(folder)}
+        raise Refused(f"FOLDER {str(folder)!r}: {error.strerror}; {writes}") from None
+    own = where_chapters_lie(folder)
+    if has_chapters(own):
+        return {folder.resolve().name: own}
     folders = {path.name: where_chapters_lie(path) for path in inside
                if os.path.isdir(path) and not path.name.startswith(".")}
     if not any(map(has_chapters, folders.values())):

@@ -9,9 +9,11 @@ rehearsed there.
 """
 
 import functools
+import importlib
 import json
 import math
 import shlex
+import sys
 import tempfile
 from array import array
 from pathlib import Path
@@ -123,8 +125,7 @@ def train(copy, chapter, ranks, flags):
         text.write_bytes(array("H", [*Path(checks.TEXT).read_bytes()]).tobytes())
         model = "" if chapter.startswith("00") else f"--data={text} {MODEL}"
         argv = shlex.split(f"--device=cpu {model} {flags}")
-        preferred = None if path.is_relative_to(copy) else copy
-        calls = [(inside.be_a_rank, (path, rank, ranks, argv, preferred)) for rank in range(ranks)]
+        calls = [(be_a_rank_with, (copy, path, rank, ranks, argv)) for rank in range(ranks)]
         outcome = checks.play(scratch, path, calls, limit=20, more_paths=[str(copy)])
         run = outcome.record
         if run is None:
@@ -132,6 +133,22 @@ def train(copy, chapter, ranks, flags):
             return Seen(None, (), [], tuple(words))
         said = tuple(run["diagnosis"] or run["problems"])
         return Seen(int(bool(run["problems"])), caught_in(run), run.get("loss", []), said)
+
+
+def be_a_rank_with(hand_in, copy, path, *args):
+    """In a process of its own: a rank of a chapter, which imports the course's modules from this
+    folder, where it has them."""
+    if not path.is_relative_to(copy):
+        for name in [*sys.modules]:
+            if name.partition(".")[0] in ("common", "kernels", "lab"):
+                del sys.modules[name]
+        sys.path[:0] = [str(copy)]
+        import lab
+
+        lab.__path__[:0] = [str(copy / "lab")]
+        for room in filter(Path.is_dir, (copy / "lab").glob("*")):
+            importlib.import_module(f"lab.{room.name}").__path__[:0] = [str(room)]
+    return inside.be_a_rank(hand_in, path, *args)
 
 
 def caught_in(run):

@@ -62,7 +62,7 @@ def wrong():
     return {"broken": Student(instead(ANSWER, "        return gradient,, None\n"), NOTHING,
                               says=("04", "invalid syntax")),
             "waits": Student(instead(ANSWER, ANSWERS["waits"] + ANSWER), none,
-                             says=("04.2", "rank 1 waits in barrier"))}
+                             says=("04.2", "rank 1 waiting in barrier"))}
 
 
 def hostile(pids):

@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from lab import bundle as command
-from lab.classroom import bundle, checks, exercises, holes
+from lab.classroom import bundle, checks, exercises, grading, holes
 from lab.classroom.students import students_in
 from tests.conftest import ROOT, sample
-from tests.lab.classroom.test_right_answers import RIGHT, with_bodies
+from tests.lab.classroom.two_exercises import CHAPTER, ON_RANKS, SOLUTION, file_of
 
 COMMENT = re.compile(r"(^|\s)#.*$")
 RUN = 5  # so many lines of a solution after each other are no accident
@@ -120,19 +120,31 @@ def make(folder, *words):
 @pytest.mark.full
 @pytest.mark.usefixtures("warm")
 def test_it_grades_at_home(tmp_path):
-    """Two exercises that are solved otherwise, while all others are open; and one that is wrong."""
+    """Two exercises that are solved, while all others are open; and one that is wrong."""
     folder = tmp_path / "bundle"
-    bundle.write(folder, ["00.2", "02.4"])
+    bundle.write(folder, ["00.2", "02.1"])
     assert students_in(tmp_path) == {"bundle": folder}  # a teacher may grade it, too
     collectives, data_parallel = folder / "00_collectives.py", folder / "02_data_parallel.py"
-    for path, name in ((collectives, "00.2 by another tree"),
-                       (data_parallel, "02.4 with an open helper")):
-        path.write_text(with_bodies(path.read_text(), RIGHT[name]))
-    after = make(folder, "grade", "ONLY=00.2 02.4 02.3")
+    for path, names in (collectives, ["broadcast"]), (data_parallel, ["Naive.finish"]):
+        solution = exercises.solution(path.stem)
+        path.write_text(holes.paste(path.read_text(), solution, names).source)
+    after = make(folder, "grade", "ONLY=00.2 02.1 02.3")
     assert "2 of 3 right, 0 wrong, 1 not begun" in after.stdout, after
-    collectives.write_text(collectives.read_text().replace("net.rank + stride < net.ranks", "True"))
-    wrong = make(folder, "grade", "ONLY=00.2")
-    assert wrong.returncode == 0 and "rank 2 of 3 sends to rank 3" in wrong.stdout
+    data_parallel.write_text(data_parallel.read_text().replace(
+        "dist.all_reduce(p.grad, group=self.group)", "dist.broadcast(p.grad, 0, group=self.group)"))
+    wrong = make(folder, "grade", "ONLY=02.1")
+    assert wrong.returncode == 0 and "0 of 1 right, 1 wrong" in wrong.stdout
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("warm")
+def test_at_home_a_function_that_is_left_open_is_no_point(monkeypatch):
+    known = {check.key: checks.answers(CHAPTER, SOLUTION, check) for check in ON_RANKS.checks}
+    monkeypatch.setattr(checks, "stored", lambda: known)
+    text = holes.cut(SOLUTION, "SumOut.backward", "?", "04.2: SumOut.backward")
+    assert grading.grade_exercise(ON_RANKS, file_of(text)) == (
+        grading.OPEN, "not begun: SumOut.backward")
+    assert grading.grade_exercise(ON_RANKS, file_of(SOLUTION)) == (grading.RIGHT, "")
 
 
 def test_no_course_and_no_bundle_is_written_over_by_accident(tmp_path, capsys, monkeypatch):

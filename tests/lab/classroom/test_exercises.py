@@ -1,41 +1,20 @@
 """The table of exercises, and the chapters with holes that are written from it."""
 
 import ast
-import importlib
-import inspect
-import re
 
 import pytest
 
 from lab import chapters
 from lab import exercises as command
 from lab.classroom import exercises, holes
-from lab.classroom.exercise import Run, read
+from lab.classroom.exercise import read
 from lab.classroom.exercises import EXERCISES
-from tests.conftest import sample
 
 NAMES = {"04_tensor_parallel", "kernels/elu"}
 
 
-def names_of(node):
-    """What a statement of a module defines."""
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return {alias.asname or alias.name for alias in node.names}
-    if isinstance(node, ast.Assign):
-        return {name.id for target in node.targets for name in ast.walk(target)
-                if isinstance(name, ast.Name)}
-    return {getattr(node, "name", None)}
-
-
-def source_of(check):
-    """A check's expression, and the function of the room that it calls, if it calls one."""
-    called = vars(importlib.import_module(check.module)).get(check.expression.partition("(")[0])
-    return check.expression + (inspect.getsource(called) if called else "")
-
-
 def test_the_table_is_sound():
-    """Each chapter has five exercises or more; their functions, and the names that checks use, are
-    there."""
+    """Each chapter has five exercises or more, and their functions are there."""
     for chapter, those in EXERCISES.items():
         assert len(those) >= 5 or not chapter[0].isdigit(), chapter
         tree = ast.parse(exercises.solution(chapter))
@@ -43,27 +22,19 @@ def test_the_table_is_sound():
         assert [exercise.number for exercise in those] == numbers
         names = [name for exercise in those for name in exercise.functions]
         assert len(set(names)) == len(names) > 0
-        defined = {name for node in tree.body for name in names_of(node)}
         for name in names:
             assert isinstance(holes.find(tree, name), ast.FunctionDef), name
         for exercise in those:
             assert exercise.level in (1, 2, 3), exercise.number
             assert len(exercise.hints) == 2 and all(exercise.hints), exercise.number
             assert exercise.question and exercise.checks, exercise.number
-            for check in exercise.checks:
-                if isinstance(check, Run):
-                    assert 1 <= check.ranks <= 8 and not chapter.startswith("kernels")
-                else:
-                    used = re.findall(r"\bchapter\.(\w+)", source_of(check))
-                    assert check.words and set(used) <= defined, check.words
     assert {path.stem for path in exercises.ROOT.glob("[0-9][0-9]_*.py")} < EXERCISES.keys()
 
 
 @pytest.mark.parametrize(("right", "wrong", "error"), [
-    ("level = 1\n", "", "02.1: .*level"), ("level = 1", "lvl = 1", "02.1: .*lvl"),
+    ("level = 1", "lvl = 1", "02.1: .*lvl"),
     ('value = "', 'vlue = "', "02.1: 'value' is missing"),
     ('value = "', 'value = "(', "02.1: '.' was never closed"),
-    ("hints = [", "hnts = [", "02.1: 'hints' is missing"),
     ("[[exercises]]", "[[exercises]", "line")])
 def test_a_wrong_file_is_one_clear_line(tmp_path, right, wrong, error):
     path = tmp_path / "exercises.toml"
@@ -72,19 +43,6 @@ def test_a_wrong_file_is_one_clear_line(tmp_path, right, wrong, error):
     with pytest.raises(ValueError, match=error) as raised:
         read(path)
     assert str(raised.value).startswith(f"{path}: ") and "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("chapter", sample(EXERCISES))
-def test_a_chapter_with_holes(chapter):
-    """It parses. With the solution's functions it is the chapter; and a level has its own holes."""
-    source, holed = exercises.solution(chapter), exercises.with_holes(chapter)
-    names = [name for exercise in EXERCISES[chapter] for name in exercise.functions]
-    pasted = holes.paste(holed, source, names).source
-    assert ast.dump(ast.parse(pasted)) == ast.dump(ast.parse(source))
-    tree = ast.parse(exercises.with_holes(chapter, level=1))
-    for exercise in EXERCISES[chapter]:
-        for name in exercise.functions:
-            assert holes.is_hole(holes.find(tree, name)) == (exercise.level == 1), name
 
 
 # ------------------------------------------------------------------------------------ to write them
@@ -96,23 +54,20 @@ def two_chapters(monkeypatch):
     monkeypatch.setattr(exercises, "EXERCISES", few)
 
 
-def test_a_file_that_somebody_has_changed_is_only_written_over_by_force(tmp_path, two_chapters,
-                                                                         capsys):
+def test_a_file_that_is_there_is_only_written_over_by_force(tmp_path, two_chapters, capsys):
     folder = tmp_path / "new" / "exercises"
-    write = [f"--write={folder}"]
-    assert command.main(write) == 0
-    mine, other = folder / "04_tensor_parallel.py", folder / "kernels" / "elu.py"
-    assert mine.read_text() == exercises.with_holes("04_tensor_parallel")
-
-    mine.write_text("mine")
-    capsys.readouterr()
-    assert command.main([*write, "--level=1"]) == 0  # the other one: of that level
+    path, other = folder / "04_tensor_parallel.py", folder / "kernels" / "elu.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    assert command.main([f"--write={folder}", "--level=1"]) == 0
     output = capsys.readouterr().out
-    assert str(mine) in output and "--force" in output and mine.read_text() == "mine"
-    assert other.read_text() == exercises.with_holes("kernels/elu", level=1)
-
-    assert command.main([*write, "--force"]) == 0
-    assert mine.read_text() == exercises.with_holes("04_tensor_parallel")
+    assert str(path) in output and "--force" in output and path.read_text() == "mine"
+    tree = ast.parse(other.read_text())
+    for exercise in EXERCISES["kernels/elu"]:
+        for name in exercise.functions:
+            assert holes.is_hole(holes.find(tree, name)) == (exercise.level == 1), name
+    assert command.main([f"--write={folder}", "--force"]) == 0
+    assert path.read_text() == exercises.with_holes("04_tensor_parallel")
 
 
 def test_questions_and_hints(capsys):

@@ -97,11 +97,11 @@ UNDERSTOOD = {
     "%": {"37.5 %": 0.375, "3/8": 0.375},
 }
 NOT_UNDERSTOOD = {  # and what is named
-    "B": {"MB": "'MB'", "4.87": "unit", "4.87 Mb": "'Mb'", "1/0 B": "number",
+    "B": {"MB": "number", "4.87": "unit", "4.87 Mb": "unit", "1/0 B": "number",
           "9**9**9 B": "number", "1e300 TB": "large", "nan B": "number", "4,87 MB": "number",
           "__import__('os').getpid() B": "number", "\x1b[31m5 B": r"'\x1b[31m5 B'"},
-    "calls": {"5 MB": "'MB'", "1 if 1 else 2": "", "1+" * 5000 + "1": "long"},
-    "times": {"2j": "'j'", "True": "number", "2 3": "number", "(" * 150 + ")" * 40: "number"},
+    "calls": {"5 MB": "unit", "1 if 1 else 2": "", "1+" * 5000 + "1": "long"},
+    "times": {"2j": "unit", "True": "number", "2 3": "number", "(" * 150 + ")" * 40: "number"},
 }
 
 
