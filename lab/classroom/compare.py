@@ -132,7 +132,8 @@ def difference_of_numbers(value, right, rounding):
     if value == right or is_close or math.isnan(value) and math.isnan(right):
         return None
     words = f"is {plain(value)}, and should be {plain(right)}"
-    if not (math.isfinite(value) and math.isfinite(right)) or 0 in (value, right):
+    is_near = is_exact and abs(value - right) == 1          # an item is missing: no factor
+    if is_near or 0 in (value, right) or not math.isfinite(value) or not math.isfinite(right):
         return words
     fraction = simple(value / right)
     return f"{words}: it is {fraction} what it should be" if fraction else words

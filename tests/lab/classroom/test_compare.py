@@ -26,23 +26,23 @@ MINUS_INF = torch.where(ROWS > 1, X, -torch.inf)
 
 
 def test_what_is_equal():
-    for value in (float("nan"), True, None, "ring", (1, [2.0, None]), {"sent": (1, 2.0)},
-                  slice(2, 4), PRESETS["tiny"], Pair(1, X), MINUS_INF, torch.empty(0, 3)):
+    for value in (float("nan"), "ring", (1, [2.0, None]), {"sent": (1, 2.0)}, PRESETS["tiny"],
+                  Pair(1, X), MINUS_INF, torch.empty(0, 3)):
         assert compare(simplified(value), simplified(value)) is None, value
     for found, right in [
             (6, 6.0), ([1, 2], (1, 2)), (1 / 3, 1 / 3 + 1e-12), (X + 1e-11, X),
-            (X.float(), (X + 1e-6).float()), (range(3), [0, 1, 2]), ((1, X), Pair(1, X))]:
+            (X.float(), (X + 1e-6).float()), ((1, X), Pair(1, X))]:
         assert compare(simplified(found), simplified(right)) is None, (found, right)
 
 
 @pytest.mark.parametrize(("found", "right", "says"), [
     (12, 16, "is 12, and should be 16: it is 3/4 of what"),
-    ((1, 3), Pair(1, 2), "second is 3, and should be 2: one too many"),  # found without names
+    ((1, 3), Pair(1, 2), "second is 3, and should be 2"),  # found without names
     (2.0, X, "should be a tensor of shape (6, 8)"),
     ((1, 2), (1, 2, 3), "has 2 items, and should have 3"),
     ({"sent": 1}, {"kept": 1}, "lacks kept; the result should not have sent"),
-    ([0 * ROWS, torch.where(ROWS == 2, 0, ROWS)] * 2, [ROWS] * 4, "item 0 and item 2 are zero; "
-     "item 1 and item 3 are wrong in [1] and right elsewhere: there they are zero"),
+    ([0 * ROWS, torch.where(ROWS == 2, 0, ROWS)] * 2, [ROWS] * 4, "item 0 and item 2: each is "
+     "zero; item 1 and item 3: each is wrong in [1] and right elsewhere: there it is zero"),
     (list(range(9)), [0] * 9, "and so on, 8 in all"),
     (2 * MINUS_INF, MINUS_INF, "wrong in [1:] and right elsewhere: there it is 2 times"),
     (X[:, :6].t(), X[:, :6], "dimensions 0 and 1, which are swapped"),
@@ -54,8 +54,6 @@ def test_what_is_not_equal(found, right, says):
 @pytest.mark.parametrize(("found", "says"), [
     (2 * X, "is 2 times what it should be"), (-X, "has the opposite sign"), (0 * X, "is zero"),
     (X * 8**0.5, "2.83 is the square root of 8, which is the length of dimension 1"),
-    (torch.cat([X[:, :3], X[:, 3:5] + 1, X[:, 5:]], 1), "[:, 3:5] and right elsewhere: there it "
-                                                        "has 1 added to every number"),
     ((ROWS + 1) * X, "every row multiplied by a number of its own, 2 to 7"),
     (X.t(), "has shape (8, 6), and should have (6, 8)"),
     (X.float(), "is in torch.float32, and should be in torch.float64"),

@@ -40,16 +40,11 @@ def test_a_hunt_has_one_bug_and_does_not_tell_which(tmp_path, capsys):
         text, said = path.read_text(), capsys.readouterr().out
         assert text.startswith(planted.rstrip()) and text != right
         assert exhibit.number not in text + said and exhibit.title not in text + said
+        assert hunt.main(["--reveal", str(path)]) == 0
+        story = capsys.readouterr().out
+        assert exhibit.title in story and f"+ {exhibit.new.splitlines()[0]}" in story
         run = f"--nproc_per_node={exhibit.ranks} {exhibit.chapter or path} {exhibit.flags}"
         assert run in said and said.count("--optimizer") == (chapter != "00")
-
-
-def test_the_story_is_revealed(written, capsys):
-    path, exhibit = written("09 --seed 2"), hunt.draw("09", 2)
-    assert hunt.main(["--reveal", str(path)]) == 0
-    said = capsys.readouterr().out
-    assert exhibit.number in said and exhibit.title in said
-    assert f"+ {exhibit.new.splitlines()[0]}" in said
 
 
 def test_what_is_no_hunt_is_neither_graded_nor_revealed_nor_written_over(tmp_path, capsys):
@@ -84,7 +79,6 @@ VALID = "loss_sum(forward(tokens), targets) / valid"
 
 @pytest.mark.parametrize(("is_mended", "old", "new", "verdict"), sample([
     (True, "", "", hunt.MENDED), (False, "", "", hunt.SAME),
-    (True, VALID, "loss_sum(forward(tokens), targets)", hunt.OTHER),
     (True, "(clip / (norm + 1e-6))", "(2 * clip / norm)", hunt.OTHER),  # in another run
     (False, VALID, f"{VALID} * 1.5", hunt.SAME),  # something else is wrong as well
 ], 2))
