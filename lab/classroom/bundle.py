@@ -62,27 +62,27 @@ def files_of_students():
     waiting += [path for name in PROGRAMS for path in files_of(name)]
     for pattern in OF_ROOMS:
         waiting += chapters.HERE.glob(f"*/{pattern}")
-    found = set()
+    files = set()
     while waiting:
         path = waiting.pop()
-        if path not in found:
-            found.add(path)
+        if path not in files:
+            files.add(path)
             waiting += imported(path)
-    return found
+    return files
 
 
 def texts():
     """{path in the folder: its text}."""
     files = {*files_of_students(), *ROOT.glob("kernels/*.py"), *ROOT.glob("lab/planner/*.toml"),
              *chapters.HERE.glob("*/*exercises.toml"), *(ROOT / name for name in AS_THEY_ARE)}
-    found = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
-    found |= {f"{chapter}.py": exercises.with_holes(chapter) for chapter in exercises.EXERCISES}
-    found["requirements.txt"] = "".join((ROOT / name).read_text() for name in REQUIRED)
+    folder = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
+    folder |= {f"{chapter}.py": exercises.with_holes(chapter) for chapter in exercises.EXERCISES}
+    folder["requirements.txt"] = "".join((ROOT / name).read_text() for name in REQUIRED)
     for file, functions in REPEATS.items():
         for name, hole in functions.items():
             words = f"{hole}, as you have written it there, or nearly so."
-            found[file] = holes.cut(found[file], name, words, hole)
-    return found | {path.name: path.read_text(encoding="utf-8") for path in HANDOUT.iterdir()}
+            folder[file] = holes.cut(folder[file], name, words, hole)
+    return folder | {path.name: path.read_text(encoding="utf-8") for path in HANDOUT.iterdir()}
 
 
 def answers(numbers=None, say=lambda words: None):
@@ -90,14 +90,14 @@ def answers(numbers=None, say=lambda words: None):
     the exercises; None: of all."""
     every = {check.key: (chapter, exercises.solution(chapter), check)
              for chapter, check in checks_of_values(numbers)}
-    found = {}
+    stored = {}
     with ThreadPoolExecutor(os.cpu_count()) as threads:     # each waits for processes
         answered = threads.map(lambda one: checks.answers(*one), every.values())
         for key, packed in zip(every, answered):
-            found[key] = [base64.b64encode(data).decode() for data in packed]
-            if len(found) % 50 == 0 or len(found) == len(every):
-                say(f"{len(found)} of {len(every)} answers")
-    return found
+            stored[key] = [base64.b64encode(data).decode() for data in packed]
+            if len(stored) % 50 == 0 or len(stored) == len(every):
+                say(f"{len(stored)} of {len(every)} answers")
+    return stored
 
 
 def checks_of_values(numbers):

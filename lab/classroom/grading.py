@@ -39,18 +39,9 @@ def grade(folder, chosen, limit=checks.LIMIT):
     chapter that of the whole. It comes to its end, whatever a student has written."""
     for chapter, exercises in chosen.items():
         is_whole = len(exercises) == len(table.EXERCISES[chapter])
-        try:
-            file = read(folder, chapter)
-        except NotThere:
-            yield result_of_all(chapter, exercises, is_whole, OPEN, "not submitted")
-            continue
-        except Exception as error:                      # of what nobody has thought of, too
-            why = error if isinstance(error, Unreadable) else cannot(error)
-            yield result_of_all(chapter, exercises, is_whole, WRONG, f"{chapter}.py {why}")
-            continue
-        if chapter.startswith("kernels/") and not checks.has_triton():
-            why = "not tried: Triton, which runs kernels, is not here"
-            yield result_of_all(chapter, exercises, is_whole, OPEN, why)
+        file, mark, why = file_of(folder, chapter)
+        if file is None:
+            yield result_of_all(chapter, exercises, is_whole, mark, why)
             continue
         results = []
         for exercise in exercises:
@@ -63,6 +54,21 @@ def grade(folder, chosen, limit=checks.LIMIT):
             begin = time.monotonic()
             mark, words = in_any_case(grade_whole, exercises, file, results, limit)
             yield Result(short(chapter), WHOLE, mark, words, 1, time.monotonic() - begin, 0)
+
+
+def file_of(folder, chapter):
+    """(the File that is graded, "", ""); or (None, the mark, and why there is none)."""
+    try:
+        file = read(folder, chapter)
+    except NotThere:
+        return None, OPEN, "not submitted"
+    except Unreadable as error:
+        return None, WRONG, f"{chapter}.py {error}"
+    except Exception as error:                          # of what nobody has thought of, too
+        return None, WRONG, f"{chapter}.py {cannot(error)}"
+    if chapter.startswith("kernels/") and not checks.has_triton():
+        return None, OPEN, "not tried: Triton, which runs kernels, is not here"
+    return file, "", ""
 
 
 def result_of_all(chapter, exercises, is_whole, mark, why):
