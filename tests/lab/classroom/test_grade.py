@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lab.classroom import checks, exercises, grading, holes, overseer
+from lab.classroom import checks, exercises, grading, overseer
 from lab.classroom.exercise import Run
 from lab.classroom.words import in_words
 from tests.conftest import sample
@@ -44,23 +44,6 @@ def test_the_solution_is_right(number, check):
     text = exercises.solution(chapter)
     outcome = checks.outcome(chapter, text, text, check)
     assert outcome.right, in_words(outcome, text, lambda line: None)
-
-
-@pytest.mark.parametrize("chapter", sample(exercises.EXERCISES))
-def test_each_exercise_is_graded_alone(chapter, no_runs):
-    """If one is solved and the others are holes, it is right, and the others are not begun."""
-    holed = exercises.with_holes(chapter)
-    those = exercises.EXERCISES[chapter]
-    for solved in those:
-        text = holes.paste(holed, exercises.solution(chapter), solved.functions).source
-        file = file_of(text, chapter)
-        for exercise in those:
-            mark, words = grading.grade_exercise(exercise, file)
-            if exercise == solved:
-                assert mark == grading.RIGHT, words
-            elif not set(exercise.functions) & set(solved.functions):
-                assert (mark, words) == (grading.OPEN, "not begun")
-    assert no_runs
 
 
 def test_without_triton_no_kernel_is_tried(tmp_path, monkeypatch):
