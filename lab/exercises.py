@@ -30,8 +30,8 @@ def parse(argv):
     add("--force", action="store_true", help="write over files that are there, too")
     args = parser.parse_args(argv)
     if args.write and args.exercise:
-        raise Refused(f"EXERCISE {args.exercise[0]} means nothing beside --write, which writes all",
-                      "without --write")
+        raise Refused(f"EXERCISE {args.exercise[0]!r} means nothing beside --write, which writes "
+                      "all", "without --write")
     if args.hint and not args.exercise:
         raise Refused(f"--hint {args.hint} means nothing without an EXERCISE", "without --hint")
     if args.force and not args.write:
