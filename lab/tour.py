@@ -7,7 +7,7 @@
 
 Chapter 02 comes first. Each run is told as a reader types it; its ranks are forked from one
 interpreter that has imported torch (lab/run/ranks.py), which saves seconds a run. A run
-that fails is named, and the others go on. What a room shows is a list in its about.py.
+that fails is named, and the others go on. tour.toml lists the runs of each room.
 
 Exit status: 0; 1 if a run has failed, or a figure; 2 for a word that is no room; 130 after Ctrl-C:
 then what is done stays, and a line says what draws it.
@@ -18,31 +18,45 @@ import shlex
 import shutil
 import sys
 import time
+import tomllib
 from pathlib import Path
+from typing import NamedTuple
 
-from lab import ROOT, chapters
+from lab import ROOT
 from lab.run import commands, ranks, refusals
 
 # Not torch, nor what imports it: the other interpreter does so while this one reads on.
 
+STOPS = tomllib.loads(Path(__file__).with_name("tour.toml").read_text(encoding="utf-8"))
 FIRST = "02"                            # what a reader sees first
 LIMIT = 600                             # seconds; a run that takes longer hangs
 
 
 # -------------------------------------------------------------------------------- what there is
 
+class Stop(NamedTuple):
+    """One command of tour.toml, which describes the fields. drawn_on: False, no figure shows it."""
+
+    words: str
+    what: str
+    seconds: float
+    name: str = ""
+    ranks: int = 4
+    drawn_on: int | bool = 8
+
+
 def stops_of(room, figures=False):
     """The runs of a room; figures: those that figures/ shows, as it does."""
-    stops = chapters.rooms_with("about")[room].TOUR
+    stops = [Stop(**stop) for stop in STOPS[room]]
     if figures:
-        stops = [stop._replace(ranks=stop.drawn_on) for stop in stops if stop.drawn_on is not None]
+        stops = [stop._replace(ranks=stop.drawn_on) for stop in stops
+                 if stop.drawn_on is not False]
     return stops
 
 
 def rooms():
     """Those that have a run, in the order of the tour."""
-    names = [room for room, about in chapters.rooms_with("about").items() if hasattr(about, "TOUR")]
-    return sorted(names, key=lambda room: room != FIRST)
+    return sorted(STOPS, key=lambda room: room != FIRST)
 
 
 def words_of(stop, folder):

@@ -10,7 +10,6 @@
     held.py           Held, what its runs are held to beside all others: see lab/run/instrument.py;
                       or Run, if they are no runs of a model
     about.py          what lab/ knows of it:
-        TOUR              its runs in the tour, Stops
         LIMITS            {flag: (its lowest value, the first too high, one that would work)}
         rounding(args)    what a run rounds to: a --dtype, or a key of lab/run/verify.py's LOSSY
         TRAINS            False: it trains no model
@@ -31,7 +30,6 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 from lab import ROOT
 
@@ -100,17 +98,3 @@ def instruments(args):
     if args.optimizer == "muon" and "11" not in numbers:
         numbers = (*numbers, "11")
     return [held(number).Held() for number in numbers if (HERE / number / "held.py").exists()]
-
-
-class Stop(NamedTuple):
-    """A stop of the tour: one command, and what it is for. words: what a reader types after
-    `python` or torchrun's flags. what: it shows. seconds: that it took on two quiet cores. ranks:
-    0, without torchrun. name: of its JSON; "", it writes none. drawn_on: ranks for figures/; None,
-    no figure shows it."""
-
-    words: str
-    what: str
-    seconds: float
-    name: str = ""
-    ranks: int = 4
-    drawn_on: int | None = 8

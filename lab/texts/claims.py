@@ -3,7 +3,7 @@
     python -m lab.texts
 
 The claims are in contradictions.toml and differences.toml, whose first lines describe the fields.
-Each number of ours is computed by a function of computed.py.
+Each number of ours is an expression there of what computed.py has.
 """
 
 import functools
@@ -59,10 +59,9 @@ def load(file):
 
 
 def value_of(field, value):
-    """Of a claim's field: a function for its name and arguments, and text as one line."""
+    """Of a claim's field: a function that evaluates an expression, and text as one line."""
     if field in ("ours", "assumed"):
-        name, *arguments = value
-        return functools.partial(getattr(computed, name), *arguments)
+        return functools.partial(eval, compile(f"({value})", field, "eval"), vars(computed))
     return " ".join(value.split()) if isinstance(value, str) else value
 
 

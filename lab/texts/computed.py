@@ -1,4 +1,4 @@
-"""The functions that contradictions.toml and differences.toml name: ours, and what a text assumes.
+"""What expressions in contradictions.toml and differences.toml call: ours, and a text's assumption.
 
 They put functions of the chapters and of the planner together. None has a formula of its own, but
 for those of the texts.
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 
 import common
-from lab import formats, schedules
+from lab import formats, schedules  # noqa: F401 (expressions read them)
 from lab.chapters import chapter, kernel
 from lab.planner import megatron, playbook, rooflines, tables
 from lab.run.machines import LATENCY, MACHINES
@@ -35,9 +35,6 @@ def tpu():
 
 # ----------------------------------------------------------------------------- FLOPs and parameters
 
-def parameters_of_gpt_3():
-    return GPT_3.parameters()
-
 
 def recomputed(how):
     """FLOPs that recomputation adds to a step of GPT-3 over one sequence, over those without."""
@@ -45,25 +42,10 @@ def recomputed(how):
     return flops(how) / flops("none") - 1
 
 
-def recomputed_over_forward(how):
-    """The same over those of a forward, a third of a step."""
-    return 3 * recomputed(how)
-
-
-def saved_by_selective():
-    """The share of full recomputation's FLOPs that the selective one spares."""
-    return 1 - recomputed("selective") / recomputed("full")
-
-
 def flops_of_batch(micro_batches, sequences):
     """FLOPs of micro-batches of so many sequences, over those of one sequence."""
     flops = [chapter("01").step_flops(LLAMA_7B, n, "plain", "none") for n in (sequences, 1)]
     return micro_batches * flops[0] / flops[1]
-
-
-def accumulated_over_large(micro_batches):
-    """FLOPs of so many micro-batches of a sequence, over those of one batch as large."""
-    return flops_of_batch(micro_batches, 1) / flops_of_batch(1, micro_batches)
 
 
 def attention_as_weights(dim=4096, seq=4096):
@@ -88,15 +70,6 @@ def off_by_function(f):
     return (f(a @ b) - sum(map(f, parts))).abs().max().item()
 
 
-def off_by_gelu():
-    return off_by_function(common.activate)
-
-
-def off_by_linear():
-    """As off_by_gelu, for a function that is linear."""
-    return off_by_function(torch.positive)
-
-
 # --------------------------------------------------------------------------------------- the memory
 
 def kept_of_gpt_3(recompute, seq=2048):
@@ -112,11 +85,6 @@ def scores_over_rest(seq):
     return kept_of_gpt_3("none", seq) / kept_of_gpt_3("selective", seq) - 1
 
 
-def tokens_of_equal_scores(seq=2048):
-    """The sequence at which they are as many as all else: they grow with it."""
-    return seq / scores_over_rest(seq)
-
-
 def saved_by_sequence(model, software, recompute="none", t=8):
     """Share of one GPU's activations of a layer that sequence parallelism saves on t ranks."""
     def kept(**layout):
@@ -126,40 +94,11 @@ def saved_by_sequence(model, software, recompute="none", t=8):
     return (kept(tp=t, sp=False) - kept(tp=t)) / kept()
 
 
-def outside_of_tp(model, software, recompute="none", t=8):
-    """The share of a layer's activations of which tp keeps all on each rank."""
-    return t / (t - 1) * saved_by_sequence(model, software, recompute, t)
-
-
-def gib_of_weights(parameters):
-    """In 16 bits."""
-    return 2 * parameters / 2**30
-
-
-def gib_of_8b(width):
-    """So many bytes of each parameter of the 8B."""
-    return width * ten().MODELS["8b"].parameters() / 2**30
-
-
 def weights_on_tp(ranks):
     """GiB of the 70B's weights on a rank."""
     layout = ten().Layout(tp=ranks)
     held = ten().parameters_of_gpu(ten().MODELS["70b"], layout, ten().Software())
     return 2 / 2**30 * sum(size for size, _ in held.values())
-
-
-def secondary_weights(ranks):
-    """Bytes of hpZ on a GPU for 7 G parameters, if so many ranks share a copy."""
-    return chapter("03").held(7e9, 3, ranks, "bf16")[0]
-
-
-def states_with_hpz(gpus):
-    """Bytes on a GPU with hpZ's copy in each node of 8, over those of ZeRO-3 on so many GPUs."""
-    return 1 + chapter("03").held(1, 3, 8, "bf16")[0] / (16 / gpus)
-
-
-def left_for_cuda():
-    return ten().CLUSTERS["h100"].memory * (1 - ten().ROOM)
 
 
 def largest_on_a_tpu():
@@ -170,28 +109,7 @@ def largest_on_a_tpu():
     return tpu().memory / of_all * model.parameters()
 
 
-def hbm_of_chips(chips):
-    return chips * tpu().memory
-
-
 # ------------------------------------------------------------------------------------- the messages
-
-def nvlink_one_way():
-    return NVLINK[1]
-
-
-def nvlink_over_infiniband():
-    return NVLINK[1] / INFINIBAND[1]
-
-
-def tokens_to_hide(width):
-    """From which on a gather of numbers of so many bytes hides behind a layer, on 8 ranks."""
-    return chapter("03").tokens_to_hide(width, 1, 8, *NVLINK)
-
-
-def gradients_over_backward(size):
-    """Seconds of an all_reduce of so many bytes over those of a backward of 1 G parameters."""
-    return chapter("02").communication_over_backward(size, 1e9, 4096, 8, *NVLINK)
 
 
 def sending_over_computing(axis):
@@ -208,37 +126,6 @@ def sent_of_a_block(number, which, *ops, cfg=GLU, **more):
 
     larger, smaller = sent(2), sent(1)
     return sum(larger[op][which] - smaller[op][which] for op in ops or larger)
-
-
-def calls_of_a_block(number, op, parts):
-    """Calls of an operator in one of so many parts of a step."""
-    return sent_of_a_block(number, 0, op) / parts
-
-
-def sent_with_sequence_parallel():
-    """Bytes of a block in a step."""
-    return sent_of_a_block("05", 2, "all_gather", "reduce_scatter")
-
-
-def sequence_over_tensor_parallel():
-    """What chapter 05 sends for a block of the 7B, over what chapter 04 does."""
-    return (sent_of_a_block("05", 2, "all_gather", "reduce_scatter", cfg=SEVEN_B)
-            / sent_of_a_block("04", 2, cfg=SEVEN_B))
-
-
-def mib_of_an_activation(width):
-    """2,048 tokens of the 7B, in numbers of so many bytes: a block has 4 all_reduces of 2."""
-    return width / 2 * sent_of_a_block("04", 1, cfg=SEVEN_B) / 4 / 2**20
-
-
-def all_reduced_in_a_step():
-    """Bytes that the all_reduces of 32 layers carry."""
-    return 32 * sent_of_a_block("04", 1, cfg=SEVEN_B)
-
-
-def seconds_of_all_reduces():
-    """What these take over NVLink."""
-    return 32 * sent_of_a_block("04", 2, cfg=SEVEN_B) / NVLINK[1]
 
 
 def sent_by_zero_2(micro_batches):
@@ -279,20 +166,9 @@ def message_between_stages():
     return size
 
 
-def sent_by_broadcast(ranks):
-    """By the root of a tree, over the size of the message."""
-    return sum(chapter("00").round_bytes("broadcast", ranks, 1))
-
-
 def all_reduce_seconds(name, n, size, machine="H100, NVLink 4"):
     """Of an all_reduce of so many bytes on n ranks, by chapter 00's model."""
     return chapter("00").seconds(name, n, size, LATENCY[machine], MACHINES[machine][1])
-
-
-def naive_over_ring(n, size):
-    """Seconds of an all_reduce by one main rank over those by a ring."""
-    return (all_reduce_seconds("all_reduce_naive", n, size)
-            / all_reduce_seconds("all_reduce_ring", n, size))
 
 
 def share_of_bytes(n, size, machine):
@@ -319,39 +195,15 @@ def idle_in_time(name, p, m, v=1):
     return wait / (1 + wait)
 
 
-def idle_over_interleaved(v, p=8, m=32):
-    """1F1B's share of waiting over that with v slices."""
-    return idle_in_time("1f1b", p, m) / idle_in_time("interleaved", p, m, v)
-
-
 def alive(name, p, m, v=1):
     """The most micro-batches that any rank keeps of its v slices."""
     return max(chapter("07").most_alive(name, rank, p, m, v) for rank in range(p))
-
-
-def alive_twice(name, p, m):
-    return 2 * alive(name, p, m)
-
-
-def slices_over_1f1b(slices, v, p=8, m=16):
-    """How much more than 1F1B a rank keeps that has so many of v slices alive."""
-    return slices / v / alive("1f1b", p, m) - 1
-
-
-def interleaved_over_1f1b(v, p=8, m=16):
-    """The same, of the slices that chapter 07's interleaved schedule has alive."""
-    return slices_over_1f1b(alive("interleaved", p, m, v), v, p, m)
 
 
 def share_of_parameters(variant, p):
     """The share of all stages that a rank holds."""
     schedule = chapter("07").make_schedule(variant, p, 2 * p)
     return schedule.ranks.count(0) / schedule.depth
-
-
-def gpus_of_deepseek(dp):
-    """With pp 16 and ep 64."""
-    return 16 * ten().Layout(dp=dp, ep=64).stage
 
 
 # --------------------------------------------------------------------------------- the scaling book
@@ -361,38 +213,9 @@ def per_chip(axes=1):
     return rooflines.tokens_of_data_parallel(tpu().peak, axes * tpu().nvlink)
 
 
-def per_chip_with_tp(tp):
-    """The same over FSDP's axes, where so many ranks of tp share the weights."""
-    return per_chip(AXES[0]) / tp
-
-
 def least(ffn):
     """Tokens of a chip from which on FSDP and tensor parallelism, at their best, compute longer."""
     return rooflines.tokens_of_both(ffn, tpu().peak, tpu().nvlink, AXES)
-
-
-def fewer_than_fsdp(ffn):
-    """How many times fewer these are than FSDP's over three axes."""
-    return per_chip(3) / least(ffn)
-
-
-def between_pods(peak):
-    """Tokens of a pod from which on chips with this peak compute longer."""
-    return rooflines.tokens_of_data_parallel(peak, tpu().nic)
-
-
-def tokens_to_outlast_hbm():
-    return rooflines.tokens_of_data_parallel(tpu().peak, tpu().hbm)
-
-
-def widest(ffn):
-    """Ranks of tp from which on it waits."""
-    return rooflines.largest_tensor_parallel(ffn, tpu().peak, tpu().nvlink)
-
-
-def best_data_parallel(ffn):
-    """Of 64 chips, with a batch of 48,000 tokens."""
-    return rooflines.best_data_parallel(48_000, 64, ffn, AXES)
 
 
 def activations_of_both(of_pass, dp=512, tp=8):
@@ -401,10 +224,6 @@ def activations_of_both(of_pass, dp=512, tp=8):
     both, weights = (rooflines.bytes_sent(strategy, rooflines.mlp(D, F), B, dp, tp)[of_pass]
                      for strategy in ("both", "zero-3"))
     return (both - weights) / (B * D / dp)
-
-
-def activations_of_forward_twice():
-    return 2 * activations_of_both(0)
 
 
 def backward_of_tp():
@@ -433,23 +252,9 @@ def figure(number):
     return megatron.figure(ten(), number)
 
 
-def best_of_figure(number, curve):
-    """Where a curve of a figure is highest."""
-    return megatron.best(figure(number)[curve])
-
-
-def falls_of_figure(number, curve):
-    """From how many of its points a curve falls to the next."""
-    return megatron.falls(figure(number)[curve])
-
-
 def gain(number, upper, lower, at, lower_at=None):
     """By what share one curve of a figure is above another, or above another point of its own."""
     return figure(number)[upper][at] / figure(number)[lower][lower_at or at] - 1
-
-
-def best_over_worst(number, curve, best, worst):
-    return 1 + gain(number, curve, curve, best, worst)
 
 
 def over_zero_3(row, which):
@@ -457,10 +262,6 @@ def over_zero_3(row, which):
     `predicted`."""
     ptd, zero_3 = (tables.runs(ten(), f"table 2, {name}")[row] for name in ("PTD", "ZeRO-3"))
     return getattr(ptd, which) / getattr(zero_3, which) - 1
-
-
-def times_zero_3(row):
-    return 1 + over_zero_3(row, "predicted")
 
 
 def zero_3_fits(gpus, micro_batch):
@@ -474,11 +275,6 @@ def fits_without_recomputing(batch):
     """Whether figure 17's model fits with a batch: 1, or 0."""
     run, *_ = tables.runs(ten(), "figure 17", recompute="none", batch=batch)
     return int(run.fits)
-
-
-def bisection():
-    """B/s of the rings of 6 replicas, of which each of 512 ranks has one."""
-    return 8 * 64 * megatron.machine(ten()).links(6, 8)
 
 
 def days_of_llama(tokens=15.6e12):
@@ -518,32 +314,9 @@ def best_speed(name, nodes):
     return playbook.best_speed(ten(), name, nodes)
 
 
-def speed_of_run(name, nodes, row):
-    """Tokens/s of a GPU as planned, of a run in the playbook's order."""
-    return playbook.runs(ten(), name, nodes)[row].predicted
-
-
-def gib_of_run(name, nodes):
-    """Of a GPU as planned, of the fastest run."""
-    return playbook.runs(ten(), name, nodes)[0].bytes / playbook.GIB
-
-
 def segments_of_naive(row=4 * 4096):
     """Memory segments that a warp loads in a step over k: threads down a column of C, over threads
     along a row, in fp32."""
     segments = kernel("matmul").segments
     down = segments(0, row) + segments(0, 0)            # of A, and of B
     return down / (segments(0, 0) + segments(0, 4))
-
-
-def epsilon_over_float16():
-    return formats.about("bfloat16")["epsilon"] / formats.about("float16")["epsilon"]
-
-
-def numbers_to_2(name):
-    """How many numbers from 1 to 2 a format has."""
-    return sum(1 <= number <= 2 for number in formats.numbers(name).tolist())
-
-
-def fp8_over_bf16():
-    return ten().FP8

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from lab import chapters, launch, tour
-from lab.chapters import Stop
+from lab.tour import Stop
 from tests.conftest import ROOT, chapter
 
 # ---------------------------------------------------------------------------------- what there is
@@ -82,7 +82,7 @@ def test_nothing_is_left_running(tmp_path, number):
     lines = f"""if __name__ == "__main__":
     from pathlib import Path
     from lab import tour
-    from lab.chapters import Stop
+    from lab.tour import Stop
     from lab.run import commands
     tour.ROOT = Path({str(tmp_path)!r})
     stops = [Stop("done.py", "", 1, name="02_done", ranks=0),

@@ -1,19 +1,10 @@
 """What lab/ knows of chapter 03 alone."""
 
-from lab.chapters import Stop
 from lab.run.verify import name_of_rounded
 
 PLAYS = {"Ψ parameters in fp32": ("memory", {}),
          "When it pays.": ("roofline", {"cluster": "h100", "strategy": "zero-3", "chips": 8,
                                          "zero_axes": 1, "tokens": 2048})}
-TOUR = (
-    Stop("03_zero.py --device=cpu --steps=5",
-         "parameters in shards", 5, name="03_zero"),
-    Stop("03_zero.py --device=cpu --steps=5 --variant=zero1",
-         "optimizer states in shards", 3, name="03_zero-zero1"),
-    Stop("03_zero.py --device=cpu --steps=5 --variant=zero2",
-         "gradients, too", 3, name="03_zero-zero2"),
-)
 LIMITS = {"prefetch": (0, 3, 1), "shard_size": (1, 2**31, 2), "stage": (1, 4, 3)}
 
 

@@ -1,11 +1,5 @@
 """What lab/ knows of chapter 04 alone."""
 
-from lab.chapters import Stop
-
 PLAYS = {"Heads.": ("cuts", {"chapter": "04_tensor_parallel", "pp": 1, "dp": 1, "tp": 4,
                              "controls": "tp kv_heads"})}
 FILES = {"lab/chapters/04/duality": None, "lab/chapters/04/sharding": None}
-TOUR = (
-    Stop("04_tensor_parallel.py --device=cpu --steps=5",
-         "every matrix cut", 5, name="04_tensor_parallel"),
-)

@@ -1,12 +1,6 @@
 """What lab/ knows of chapter 05 alone."""
 
-from lab.chapters import Stop
 from lab.run.verify import name_of_rounded
-
-TOUR = (
-    Stop("05_sequence_parallel.py --device=cpu --steps=5",
-         "what tensor parallelism left whole, cut by tokens", 7, name="05_sequence_parallel"),
-)
 
 
 def rounding(args):

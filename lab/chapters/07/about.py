@@ -1,7 +1,5 @@
 """What lab/ knows of chapter 07 alone."""
 
-from lab.chapters import Stop
-
 PLAYS = {"The order in which": ("schedules", {"controls": "schedule ranks micro_batches"})}
 UNSAVED = ("2bw",)      # what is under way when a step ends is no state that can be saved
 
@@ -9,9 +7,3 @@ UNSAVED = ("2bw",)      # what is under way when a step ends is no state that ca
 def is_late(args):
     """Whether a step's gradient is that of weights which are a step old."""
     return args.variant == "2bw"
-
-
-TOUR = (
-    Stop("07_pipeline_parallel.py --device=cpu --steps=5 --layers=8",
-         "who computes when", 5, name="07_pipeline_parallel"),
-)
