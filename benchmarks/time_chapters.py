@@ -15,7 +15,6 @@ The last pair of chapter 08 is a mixture and a dense model with the same FLOPs f
 import argparse
 import contextlib
 import io
-import itertools
 import json
 import os
 import signal
@@ -23,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import tomllib
 import traceback
 from pathlib import Path
 
@@ -39,86 +39,17 @@ from lab import launch  # noqa: E402
 from lab.run import commands, refusals, report  # noqa: E402
 
 SETUP_STEPS = 3         # the first steps allocate, and are metered
-# Shapes on a CPU (data parallel: a sequence per rank, and enough parameters for communication to be
-# a third of the step or more), and where every rank has a GPU.
-ON_GPUS = "--layers=12 --dim=1024 --heads=16 --kv-heads=16 --seq=1024 --vocab=50304 --batch=16"
-SHAPES = {
-    "cpu": {"one": "", "matmuls": "--dim=512 --batch=4 --attention=sdpa",
-            "data_parallel": "--dim=256 --seq=16 --batch=4", "buckets": "--bucket-mb=4",
-            "cut": "--dim=256 --seq=64 --batch=4",
-            "long": "--layers=1 --dim=64 --seq=1024 --batch=1",     # attention is most of the step
-            "pipeline": "--layers=8 --batch=8",         # two slices and two micro-batches for each
-            "experts": "--layers=2 --dim=128 --seq=128 --batch=8",
-            "dense": "--layers=2 --dim=512 --seq=128 --batch=32",
-            "three_axes": "--dim=256 --seq=64 --batch=8"},
-    "cuda": {"one": ON_GPUS, "matmuls": f"{ON_GPUS} --attention=sdpa", "data_parallel": ON_GPUS,
-             "buckets": "--bucket-mb=25", "cut": ON_GPUS,
-             "long": f"{ON_GPUS} --seq=32768 --batch=1 --dtype=bfloat16 --attention=sdpa",
-             "pipeline": f"{ON_GPUS} --layers=16",
-             "experts": f"{ON_GPUS} --dtype=bfloat16 --attention=sdpa",
-             "dense": f"{ON_GPUS} --dtype=bfloat16 --attention=sdpa",
-             "three_axes": f"{ON_GPUS} --dtype=bfloat16 --attention=sdpa"},
-}
-PAIRS = [               # chapter, ranks, flags of both sides, one side, [another chapter] the other
-    ("01_single_gpu", 1, "{one} --attention=sdpa", "--variant=hand", "--variant=torch"),
-    ("01_single_gpu", 1, "{one} --attention=sdpa --precision=bf16",
-     "--variant=hand", "--variant=torch"),
-    ("01_single_gpu", 1, "{one}", "--attention=sdpa", "--attention=plain"),
-    ("01_single_gpu", 1, "{one}", "--recompute=full", "--recompute=none"),
-    ("01_single_gpu", 1, "{matmuls}", "--recompute=full", "--recompute=none"),
-    ("02_data_parallel", 4, "{data_parallel} {buckets}", "--variant=bucket", "--variant=torch"),
-    ("02_data_parallel", 4, "{data_parallel}", "--variant=overlap", "--variant=torch {buckets}"),
-    ("02_data_parallel", 4, "{data_parallel}", "--variant=naive", "--variant=torch {buckets}"),
-    ("03_zero", 4, "{cut}", "--variant=zero1", "--variant=torch --stage=1"),
-    ("03_zero", 4, "{cut}", "--variant=zero2", "--variant=torch --stage=2"),
-    ("03_zero", 4, "{cut}", "--variant=zero3", "--variant=torch --stage=3"),
-    ("03_zero", 4, "{cut} --precision=bf16", "--variant=zero3", "--variant=torch --stage=3"),
-    ("04_tensor_parallel", 4, "{cut}", "--variant=megatron", "--variant=torch"),
-    ("04_tensor_parallel", 4, "{cut}", "--variant=overlap", "--variant=torch"),
-    ("04_tensor_parallel", 4, "{cut}", "--variant=overlap", "--variant=megatron"),
-    ("04_tensor_parallel", 4, "{cut} --precision=bf16", "--variant=megatron", "--variant=torch"),
-    ("05_sequence_parallel", 4, "{cut}", "--variant=megatron", "--variant=torch"),
-    ("05_sequence_parallel", 4, "{cut}", "--variant=kept", "--variant=torch"),
-    ("05_sequence_parallel", 4, "{cut}", "--variant=ring", "--variant=torch"),
-    ("05_sequence_parallel", 4, "{cut} --precision=bf16", "--variant=megatron", "--variant=torch"),
-    ("06_context_parallel", 4, "{long}", "--variant=zigzag", "--variant=ring"),
-    ("06_context_parallel", 4, "{long}", "--variant=zigzag", "--variant=gather"),
-    ("06_context_parallel", 4, "{long}", "--variant=zigzag", "--variant=ulysses"),
-    ("06_context_parallel", 4, "{long}", "--variant=zigzag", "--variant=zigzag --inner=2"),
-    ("06_context_parallel", 4, "{long} --seq=4096", "--documents=512", "--cut=sequence"),
-    ("06_context_parallel", 4, "{long} --seq=4096 --documents=512", "--cut=document", "--inner=1"),
-    ("07_pipeline_parallel", 4, "{pipeline}", "--variant=1f1b", "--variant=torch --schedule=1F1B"),
-    ("07_pipeline_parallel", 4, "{pipeline}", "--variant=afab", "--variant=torch --schedule=GPipe"),
-    ("07_pipeline_parallel", 4, "{pipeline}",
-     "--variant=interleaved", "--variant=torch --schedule=Interleaved1F1B"),
-    ("07_pipeline_parallel", 4, "{pipeline}",
-     "--variant=interleaved --breadth-first", "--variant=torch --schedule=LoopedBFS"),
-    ("07_pipeline_parallel", 4, "{pipeline}",           # with one slice for each rank, the same
-     "--variant=zb-h1", "--variant=torch --schedule=InterleavedZeroBubble --chunks=1"),
-    ("07_pipeline_parallel", 4, "{pipeline}",
-     "--variant=dualpipe-v", "--variant=torch --schedule=DualPipeV"),
-    ("07_pipeline_parallel", 4, "{pipeline}", "--variant=zb-h2", "--variant=1f1b"),
-    ("07_pipeline_parallel", 4, "{pipeline}", "--variant=dualpipe", "--variant=1f1b"),
-    *(("08_expert_parallel", 4, f"{{experts}} --experts={experts}", *sides)     # in either order
-      for experts in (4, 16, 64) for other in ("--variant=dropless", "--variant=torch")
-      for sides in itertools.permutations(("--variant=dropless --matmul=grouped", other))),
-    ("08_expert_parallel", 4, "{experts}", "--variant=dropless", "--variant=capacity"),
-    ("08_expert_parallel", 4, "{experts} --nodes=2", "--variant=two-hops", "--variant=dropless"),
-    ("08_expert_parallel", 4, "{experts} --experts=8 --micro-batch=1",
-     "--variant=overlapped", "--variant=dropless"),
-    ("08_expert_parallel", 4, "{dense}", "--variant=dropless --experts=8 --top-k=1",
-     "02_data_parallel --variant=bucket {buckets}"),    # as many FLOPs, but for the router
-    ("09_5d", 8, "{three_axes} --dp=2 --pp=2 --tp=2 --zero=2",
-     "--variant=hand", "--variant=torch"),
-    ("09_5d", 4, "{data_parallel}", "--dp=4", "02_data_parallel --variant=bucket {buckets}"),
-    ("09_5d", 4, "{cut}", "--dp=4 --zero=1", "03_zero --variant=zero1"),
-    ("09_5d", 4, "{cut}", "--dp=4 --zero=2", "03_zero --variant=zero2"),
-    ("09_5d", 4, "{cut}", "--dp=4 --zero=3", "03_zero --variant=zero3"),
-    ("09_5d", 4, "{cut}", "--tp=4", "05_sequence_parallel --variant=kept"),
-    ("09_5d", 4, "{long}", "--cp=4", "06_context_parallel --variant=gather"),
-    ("09_5d", 4, "{pipeline}", "--pp=4", "07_pipeline_parallel --variant=1f1b"),
-    ("09_5d", 4, "{experts} --experts=8", "--dp=4 --ep=4", "08_expert_parallel --variant=dropless"),
-]
+TABLE = tomllib.loads(Path(__file__).with_name("pairs.toml").read_text(encoding="utf-8"))
+
+
+def pair_of(line):
+    """(chapter, ranks, flags of both sides, of one side, of the other) of a line of pairs.toml."""
+    both, one, other = line.split(" | ")
+    number, ranks, *flags = both.split()
+    return rooms.name_of(number), int(ranks), " ".join(flags), one, other
+
+
+PAIRS = [pair_of(line) for line in TABLE["pairs"]["lines"].splitlines()]
 
 # ------------------------------------------------------------------------------ on every rank
 
@@ -210,7 +141,9 @@ def measure(ranks, *sides):
 def filled_in(chapter, ranks, *flags):
     """A pair with the shapes of the device that its ranks will take."""
     device = "cuda" if torch.cuda.device_count() >= ranks else "cpu"
-    return chapter, ranks, *(flag.format(**SHAPES[device]) for flag in flags)
+    shapes = TABLE["shapes"][device]
+    base = shapes["base"]
+    return chapter, ranks, *(flag.format(**shapes).format(base=base) for flag in flags)
 
 
 def of_chapter(chapter, side):
