@@ -74,6 +74,7 @@ def files_of_students():
 def texts():
     """{path in the folder: its text}."""
     files = {*files_of_students(), *ROOT.glob("kernels/*.py"), *ROOT.glob("lab/planner/*.toml"),
+             *ROOT.glob("lab/run/*.toml"),
              *chapters.HERE.glob("*/*exercises.toml"), *(ROOT / name for name in AS_THEY_ARE)}
     folder = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in files}
     folder |= {f"{chapter}.py": exercises.with_holes(chapter) for chapter in exercises.EXERCISES}

@@ -112,11 +112,6 @@ def largest_on_a_tpu():
 # ------------------------------------------------------------------------------------- the messages
 
 
-def sending_over_computing(axis):
-    """On 8 H100s over NVLink, with 10 layers in the next stage."""
-    return rooflines.sending_over_computing(8192, 8, 8192, 10, *NVLINK)[axis]
-
-
 def sent_of_a_block(number, which, *ops, cfg=GLU, **more):
     """Calls (0), payload (1) or bytes on the wire (2) that a block adds to a step of chapter 03, 04
     or 05 with one sequence on 8 ranks, summed over these operators, or over all of them."""
@@ -178,10 +173,6 @@ def share_of_bytes(n, size, machine):
 
 
 # ------------------------------------------------------------------------------------- the pipeline
-
-def bubble(name, p, m, v=1):
-    """Over the work, by chapter 07's formula."""
-    return chapter("07").bubble(name, p, m, v)
 
 
 def bubble_in_time(name, p, m, v=1):
@@ -308,10 +299,6 @@ def largest_that_fits(axis, degree):
 
 def ring_bandwidth(nodes):
     return playbook.ring_bandwidth(ten(), nodes)
-
-
-def best_speed(name, nodes):
-    return playbook.best_speed(ten(), name, nodes)
 
 
 def segments_of_naive(row=4 * 4096):
