@@ -1,9 +1,7 @@
 """The figure of lab.scaling: tokens/s of each axis, and chapter 00's all_reduces. Dots are
 measured, lines predicted."""
 
-import math
-
-from lab.drawing import BLUE, GRAY, ORANGE, PURPLE, RED, few, new_figure, runs_of
+from lab.drawing import BLUE, GRAY, ORANGE, PURPLE, RED, new_figure, runs_of
 
 OF = "scaling"
 RANKS = 4               # whose all_reduces are shown
@@ -18,9 +16,7 @@ def draw(runs: list[dict]):
             panels.setdefault(what, {}).setdefault(what, []).append(point)
         elif ranks == RANKS:
             panels.setdefault("all_reduce", {}).setdefault(what, []).append(point)
-    columns = 3
-    lines = math.ceil(few(len(panels), "panels", 20) / columns)
-    figure, grid = new_figure(10.5, 3.2 * lines, lines, columns, squeeze=False)
+    figure, grid = new_figure(10.5, 6.4, 2, 3)          # five axes, and the all_reduces
     for axes in grid.flat:
         axes.set_axis_off()
     for axes, (part, curves) in zip(grid.flat, panels.items()):

@@ -7,6 +7,8 @@
     figure                  the playbook's measurements, beside what the planner says
 """
 
+import tomllib
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -17,16 +19,8 @@ class Source(NamedTuple):
     address: str
 
 
-SOURCES = (
-    Source("000", "playbook", "The Ultra-Scale Playbook (Hugging Face, 2025)",
-           "https://huggingface.co/spaces/nanotron/ultrascale-playbook"),
-    Source("001", "scaling_book", "How To Scale Your Model, part 5 (Austin et al., 2025)",
-           "https://jax-ml.github.io/scaling-book/training"),
-    Source("002", "megatron", "Efficient Large-Scale Language Model Training on GPU Clusters Using "
-           "Megatron-LM (Narayanan et al., 2021)", "https://arxiv.org/abs/2104.04473"),
-    Source("003", "lecture", "Scaling Transformers: a lecture on the playbook, in 45 slides", ""),
-    Source("004", "tutorial", "Distributed Training Tutorial: a cheat sheet and 25 questions", ""),
-)
+SOURCES = [Source(**source) for source in
+           tomllib.loads(Path(__file__).with_name("sources.toml").read_text("utf-8"))["source"]]
 SMALLEST = {"B": 1, "FLOP": 1, "FLOP/s": 1, "B/s": 1, "s": 1e-9}     # units that have prefixes
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"),
             (1e-6, "µ"), (1e-9, "n"))
