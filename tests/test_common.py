@@ -32,7 +32,8 @@ def test_the_model_has_the_parameters_of_its_config():
 def test_presets_have_their_published_sizes():
     published = {"tiny": 0.79e6, "tiny-llama": 0.80e6, "gpt2": 124e6, "1b": 1.01e9, "7b": 6.9e9,
                  "llama-1b": 1.236e9, "llama-8b": 8.03e9}  # fmt: skip
-    assert {n: cfg.parameters() for n, cfg in PRESETS.items()} == pytest.approx(published, rel=0.01)
+    sizes = {name: PRESETS[name].parameters() for name in published}  # lab.rehearse adds others
+    assert sizes == pytest.approx(published, rel=0.01)
 
 
 def test_weights_depend_on_seed_and_name():

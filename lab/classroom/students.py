@@ -67,7 +67,7 @@ def students_in(folder):
     try:
         inside = sorted(folder.iterdir())
     except OSError as error:
-        raise Refused(f"FOLDER {str(folder)!r}: {error.strerror}; {writes}") from None
+        raise Refused(f"FOLDER {str(folder)!r}: {error.strerror}", "exercises/") from None
     own = where_chapters_lie(folder)
     if has_chapters(own):
         return {folder.resolve().name: own}

@@ -83,7 +83,8 @@ def test_questions_and_hints(capsys):
 @pytest.mark.parametrize(("words", "named", "works"), [
     (["04.99"], "EXERCISE '04.99'", "in place of 04.99"),
     (["--hint=1"], "--hint 1", "without --hint"),
-    (["--write=folder"], "04_tensor_parallel.py: Is a directory", "--write with another folder")])
+    (["--write=folder", "--force"], "04_tensor_parallel.py: Is a directory",
+     "--write with another folder")])  # fmt: skip
 def test_what_is_refused(words, named, works, tmp_path, two_chapters, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder/04_tensor_parallel.py").mkdir(parents=True)
