@@ -7,18 +7,20 @@ import sys
 
 import pytest
 
+from lab.classroom import exercises
 from tests.conftest import ROOT
 
+NEXT = f"02.{len(exercises.EXERCISES['02_data_parallel']) + 1}"  # 02.10 stands for it
 APPENDED = re.compile(r"```toml\n# (\S+), at its end\n(.*?)```", re.DOTALL)
-GRADES = """
+GRADES = f"""
 from lab.classroom import checks, exercises, grading, students
 from tests.faults import EXERCISES, wrong_answers
 
 checks.warm_up()
-[fault] = wrong_answers("02.10")
+[fault] = wrong_answers("{NEXT}")
 for source in exercises.solution("02_data_parallel"), fault.planted():
     file = students.File("02_data_parallel", None, source, students.parse(source))
-    print(grading.grade_exercise(EXERCISES["02.10"][1], file)[0])
+    print(grading.grade_exercise(EXERCISES["{NEXT}"][1], file)[0])
 """
 
 
@@ -32,7 +34,7 @@ def copy(tmp_path_factory):
     assert len(appended) == 3
     for file, lines in appended:
         path = folder / file
-        path.write_text(f"{path.read_text()}\n{lines}")
+        path.write_text(f"{path.read_text()}\n{lines.replace('02.10', NEXT)}")
     shutil.copy(ROOT / "pyproject.toml", folder)
     return folder
 
@@ -45,7 +47,7 @@ def run(folder, *words):
 
 
 def test_the_exercise_is_asked(copy):
-    assert "02.10" in run(copy, "-m", "lab.exercises", "02.10", "--hint=2")
+    assert NEXT in run(copy, "-m", "lab.exercises", NEXT, "--hint=2")
 
 
 @pytest.mark.full

@@ -19,11 +19,14 @@ An expression knows the student's module as `chapter`, and the names of lab/chap
 of the checks.py beside the file.
 """
 
+import ast
 import importlib
 import tomllib
 from typing import NamedTuple
 
+from lab import ROOT
 from lab.chapters import checking
+from lab.classroom import holes
 
 SMALL = ("--layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=16 --steps=3 --dtype=float64 "
          "--optimizer=sgd")                             # what a Run's flags leave open
@@ -90,11 +93,27 @@ def read(path):
         for entry in room["exercises"]:
             number = entry.get("number", "an exercise")
             exercises.append(exercise_of(entry, module))
+        check_names(room["file"], exercises)
         return room["file"], exercises
     except KeyError as error:
         raise ValueError(f"{path}: {number}: {error} is missing") from None
     except (TypeError, ValueError, SyntaxError) as error:       # a key that isn't ours; no TOML
         raise ValueError(f"{path}: {number}: {error}") from None
+
+
+def check_names(file, exercises):
+    """Raise ValueError if a number or a name is there twice, or if no function has a name."""
+    tree = ast.parse((ROOT / f"{file}.py").read_text(encoding="utf-8"))
+    unused, numbers = {name for name, _ in holes.functions(tree)}, set()
+    for exercise in exercises:
+        if exercise.number in numbers:
+            raise ValueError(f"two exercises are {exercise.number}")
+        numbers.add(exercise.number)
+        for name in exercise.functions:
+            if name not in unused:
+                raise ValueError(f"{exercise.number}: {file}.py has no function {name}, or another "
+                                 "exercise asks for it")
+            unused.remove(name)
 
 
 def exercise_of(entry, module):

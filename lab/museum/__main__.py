@@ -68,7 +68,7 @@ def judge(room, exhibit, played):
     first, last = observe.relative_differences(clean, planted)
     _, adamw = observe.relative_differences(*played["adamw"])
     is_known = None not in (last, adamw)
-    return {"number": exhibit.number, "room": room, "caught": planted.caught,
+    return {"number": exhibit.number, "room": room, "caught": planted.caught, "said": planted.said,
             "step": observe.first_step(clean, planted),
             "losses": {"first": first, "last": last, "AdamW": adamw},
             "AdamW hides it": is_known and last >= observe.VISIBLE > adamw,
@@ -81,8 +81,8 @@ def line_of(row):
     mark = "✓" if row["is caught"] else "✗ NOT caught"
     losses = "".join(f"{in_digits(loss):>8}" for loss in row["losses"].values())
     hides = "hides it" if row["AdamW hides it"] else ""
-    return (f"{mark} {row['number']:<38}{row['step'] or '-':>4}{losses}  {hides:<9} "
-            f"{', '.join(row['caught'])}")
+    seen = ", ".join(row["caught"]) or " ".join(row["said"])
+    return f"{mark} {row['number']:<38}{row['step'] or '-':>4}{losses}  {hides:<9} {seen}"
 
 
 def in_digits(difference):
@@ -95,7 +95,8 @@ def in_digits(difference):
 def dots_of(row):
     """{label of a column of the figure: whether it sees the bug}. A curve shows a difference of
     0.1%, after 20 steps."""
-    from lab.museum.observe import OBSERVABLES, VISIBLE
+    from lab.museum.exhibit import OBSERVABLES
+    from lab.museum.observe import VISIBLE
 
     curves = {"a curve,\nAdamW": row["losses"]["AdamW"], "a curve,\nSGD": row["losses"]["last"]}
     dots = {label: (loss or 0) >= VISIBLE for label, loss in curves.items()}

@@ -14,6 +14,8 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
+OBSERVABLES = ("first loss", "loss", "gradients", "gradient norm", "parameters", "sent", "kept",
+               "states", "FLOPs", "values", "time", "resume", "rehearsal")
 KINDS = {str: "text", int: "number", list: "list"}
 
 
@@ -28,7 +30,7 @@ class Exhibit(NamedTuple):
     new: str
     ranks: int              # of the run that shows it, and its flags; 0: chapter 10, a program
     flags: str
-    caught_by: tuple        # observables of that run (lab/museum/observe.py) that see it
+    caught_by: tuple        # observables of that run that see it
     blind: tuple            # and those that do not
     more: tuple = ()        # further (old, new), such as a check of ours that would say so at once
     chapter: str = ""       # the chapter that is run, if `file` is none
@@ -77,6 +79,10 @@ def exhibit_of(entry, room):
             raise ValueError(f"{name}: {key} = {value!r} is not a {KINDS[kind]}")
         if kind is list:
             settings[key] = tuple(value)
+    for observable in (*settings["caught_by"], *settings["blind"]):
+        if observable not in OBSERVABLES:
+            raise ValueError(f"{name}: {observable!r} is no observable; they are "
+                             f"{', '.join(OBSERVABLES)}")
     for edit in settings.get("more", ()):
         check_keys(f"{name}, more", edit, ("old", "new"), ("old", "new"))
     settings["more"] = tuple((edit["old"], edit["new"]) for edit in settings.get("more", ()))

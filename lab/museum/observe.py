@@ -22,12 +22,11 @@ from typing import NamedTuple
 from lab import ROOT
 from lab.classroom import checks, inside, values
 from lab.classroom.words import in_words
+from lab.museum.exhibit import OBSERVABLES
 
 STEPS = 20
 CLOSE = 1e-5            # relatively: losses of a run that went on, on another number of ranks
 VISIBLE = 1e-3          # a relative difference of the loss that a curve could show
-OBSERVABLES = ("first loss", "loss", "gradients", "gradient norm", "parameters", "sent", "kept",
-               "states", "FLOPs", "values", "time", "resume", "rehearsal")
 MODEL = f"--layers=2 --dim=32 --heads=4 --kv-heads=2 --seq=16 --steps={STEPS}"
 
 

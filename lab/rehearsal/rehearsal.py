@@ -194,7 +194,7 @@ class Run(report.Run):
                 f"{self.world:,}, rehearsed: no numbers, true shapes · {self.rounding}",
                 f"  {m.layers} layers, dim {m.dim}, {m.heads} heads ({m.kv_heads} kv), seq "
                 f"{m.seq}, batch {args.batch} · {m.parameters() / 1e6:,.2f} M parameters",
-                f"  {'in the second step of this rank':<40}{'measured':>12}{'formula':>15}",
+                report.heading_of_checks("in the second step of this rank"),
                 *(f"  {line}".rstrip() for line in lines)]
 
 

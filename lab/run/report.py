@@ -66,6 +66,12 @@ COLUMNS = {
 }
 
 
+
+def heading_of_checks(words="per rank and step"):
+    """The columns of the report's second table, one line a check: Run.row prints the lines."""
+    return f"  {words:<40}{'measured':>12}{'formula':>15}"
+
+
 class Run(BesideOneGpu, Bench):
     """One run of a chapter: times and meters its steps, compares them with one GPU, and reports.
 
@@ -374,7 +380,7 @@ class Run(BesideOneGpu, Bench):
         for rank, checks in enumerate(failed[1:], start=1):
             self.checks += [c | {"name": f"rank {rank}: {c['name']}", "rank": rank} for c in checks]
         if self.notes or not self.stopped:
-            print(f"  {'per rank and step':<40}{'measured':>12}{'formula':>15}")
+            print(heading_of_checks())
         for note in self.notes:
             print(f"  {note}".rstrip())
 
