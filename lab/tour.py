@@ -105,7 +105,7 @@ def drawing(done, folder, out):
 
     done = sorted((stop for stop in done if stop.name), key=lambda stop: stop.name[:2])
     trained = files(done)
-    drawn = files(stop for stop in done if stop.drawn_on is not None)
+    drawn = files(stop for stop in done if stop.drawn_on is not False)
     programs = []
     if trained:
         programs.append(["-m", "lab.report", *trained])

@@ -58,10 +58,15 @@ def load(file):
     return tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
 
 
+def evaluate(expression):
+    """The value of an expression of what computed.py has."""
+    return eval(f"({expression})", vars(computed))
+
+
 def value_of(field, value):
     """Of a claim's field: a function that evaluates an expression, and text as one line."""
     if field in ("ours", "assumed"):
-        return functools.partial(eval, compile(f"({value})", field, "eval"), vars(computed))
+        return functools.partial(evaluate, value)
     return " ".join(value.split()) if isinstance(value, str) else value
 
 

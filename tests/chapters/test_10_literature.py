@@ -14,7 +14,7 @@ import pytest
 
 from lab import formats, schedules
 from lab.planner import megatron, playbook, problems, published, rooflines, tables
-from lab.texts import computed
+from lab.texts import claims
 from tests.chapters.test_10_planner import ten  # noqa: F401  (a fixture)
 from tests.conftest import FULL, ROOT, chapter
 
@@ -25,8 +25,7 @@ AGREEMENTS = tomllib.loads(Path(__file__).with_name("agreements.toml").read_text
 @pytest.mark.parametrize("text", ["megatron", "playbook", "scaling_book"])
 def test_a_number_of_the_literature_is_ours(text):
     for row in AGREEMENTS[text]["rows"]:
-        name, *arguments = row["ours"]
-        assert getattr(computed, name)(*arguments) == pytest.approx(
+        assert claims.evaluate(row["ours"]) == pytest.approx(
             row["published"], rel=row.get("within", 0), abs=row.get("by", 0)), row
 
 

@@ -27,7 +27,7 @@ def test_every_run_is_accepted_on_its_ranks():
     stops = [stop for room in tour.rooms() if room != "10" for figures in (False, True)
              for stop in tour.stops_of(room, figures)
              if "--resume" not in stop.words]
-    assert len(stops) > 30
+    assert len(stops) > 25
     for stop in stops:
         program, *flags = stop.words.split()
         module = chapter(program.removesuffix(".py"))
