@@ -21,10 +21,11 @@ class Bench(common.Run):
     words, `at` and `so_far`; a `watch` (meeting.Watch); and draw_record(record, path)."""
 
     def prepare(self, args):
-        """Before the ranks meet: what is asked for can be written."""
+        """What is asked for can be written; then join the other ranks."""
         for path in filter(None, (args.json, args.plot, args.profile)):
             path.parent.mkdir(parents=True, exist_ok=True)
         meeting.set_timeout(args.timeout)
+        meeting.join(args)
 
     def of_all_ranks(self, mine: object) -> list:
         """That of each rank. Communication: an all_gather_object."""

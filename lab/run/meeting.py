@@ -23,6 +23,7 @@ import threading
 import time
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -31,7 +32,8 @@ try:
 except ImportError:                                         # then the store alone finds the lost
     psutil = None
 
-from common import Refused
+import common
+from common import Refused, environment
 from lab.run.refusals import say
 
 LOST = "by peer", "Broken pipe", "remote process"       # gloo's words, and NCCL's, for a lost rank
@@ -47,6 +49,23 @@ def set_timeout(seconds):
     c10d.default_pg_timeout, c10d.default_pg_nccl_timeout = wanted
     for group in list(c10d._world.pg_map) if seconds else []:
         c10d._set_pg_timeout(wanted[0], group)
+
+
+def join(args):
+    """Make the group of all ranks that a launcher has started.
+
+    Where torchrun has started the ranks of one machine again, the store in which they meet still
+    has the addresses of the dead ones. So each attempt has names of its own."""
+    if "RANK" not in os.environ or dist.is_initialized():
+        return
+    store, rank, world = next(dist.rendezvous("env://", timeout=c10d.default_pg_timeout))
+    is_one_machine = environment("LOCAL_WORLD_SIZE", 0) == world
+    attempt = environment("TORCHELASTIC_RESTART_COUNT", 0) if is_one_machine else 0
+    backend, device = "gloo", None
+    if common.on_cuda(args):
+        backend, device = "nccl", torch.device("cuda", environment("LOCAL_RANK", rank))
+    dist.init_process_group(backend, store=dist.PrefixStore(f"attempt {attempt}", store), rank=rank,
+                            world_size=world, device_id=device)
 
 
 def named(ranks):
