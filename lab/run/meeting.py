@@ -34,7 +34,7 @@ except ImportError:                                         # then the store alo
 
 import common
 from common import Refused, environment
-from lab.run.refusals import say
+from lab.run.refusals import fail, say
 
 LOST = "by peer", "Broken pipe", "remote process"       # gloo's words, and NCCL's, for a lost rank
 LATE = "imed out", "timeout"
@@ -58,7 +58,10 @@ def join(args):
     has the addresses of the dead ones. So each attempt has names of its own."""
     if "RANK" not in os.environ or dist.is_initialized():
         return
-    store, rank, world = next(dist.rendezvous("env://", timeout=c10d.default_pg_timeout))
+    try:
+        store, rank, world = next(dist.rendezvous("env://", timeout=c10d.default_pg_timeout))
+    except ValueError as error:                             # a variable is missing
+        fail(f"{error}; torchrun sets it")
     is_one_machine = environment("LOCAL_WORLD_SIZE", 0) == world
     attempt = environment("TORCHELASTIC_RESTART_COUNT", 0) if is_one_machine else 0
     backend, device = "gloo", None
