@@ -90,10 +90,12 @@ def read(path):
     number = "the file"
     try:
         room, exercises = tomllib.loads(path.read_text(encoding="utf-8")), []
+        functions = functions_of(room["file"])
         for entry in room["exercises"]:
             number = entry.get("number", "an exercise")
-            exercises.append(exercise_of(entry, module))
-        check_names(room["file"], exercises)
+            exercise = exercise_of(entry, module)
+            check_names(exercise, exercises, functions)
+            exercises.append(exercise)
         return room["file"], exercises
     except KeyError as error:
         raise ValueError(f"{path}: {number}: {error} is missing") from None
@@ -101,19 +103,22 @@ def read(path):
         raise ValueError(f"{path}: {number}: {error}") from None
 
 
-def check_names(file, exercises):
-    """Raise ValueError if a number or a name is there twice, or if no function has a name."""
+def functions_of(file):
+    """The names of a chapter's functions and methods."""
     tree = ast.parse((ROOT / f"{file}.py").read_text(encoding="utf-8"))
-    unused, numbers = {name for name, _ in holes.functions(tree)}, set()
-    for exercise in exercises:
-        if exercise.number in numbers:
-            raise ValueError(f"two exercises are {exercise.number}")
-        numbers.add(exercise.number)
-        for name in exercise.functions:
-            if name not in unused:
-                raise ValueError(f"{exercise.number}: {file}.py has no function {name}, or another "
-                                 "exercise asks for it")
-            unused.remove(name)
+    return {name for name, _ in holes.functions(tree)}
+
+
+def check_names(exercise, others, functions):
+    """Raise ValueError if another exercise has its number, or if one of its functions isn't there
+    or is another's."""
+    if exercise.number in [other.number for other in others]:
+        raise ValueError("another exercise has this number")
+    for name in exercise.functions:
+        if name not in functions:
+            raise ValueError(f"the chapter has no function {name}")
+        if any(name in other.functions for other in others):
+            raise ValueError(f"another exercise asks for {name}")
 
 
 def exercise_of(entry, module):

@@ -35,6 +35,8 @@ def test_the_table_is_sound():
     ("level = 1", "lvl = 1", "02.1: .*lvl"),
     ('value = "', 'vlue = "', "02.1: 'value' is missing"),
     ('value = "', 'value = "(', "02.1: '.' was never closed"),
+    ('"02.2"', '"02.1"', "02.1: another exercise has this number"),
+    ('names = "', 'names = "no_', "02.1: the chapter has no function no_"),
     ("[[exercises]]", "[[exercises]", "line")])
 def test_a_wrong_file_is_one_clear_line(tmp_path, right, wrong, error):
     path = tmp_path / "exercises.toml"

@@ -108,6 +108,7 @@ ROOM = (chapters.HERE / "10" / "exhibits.toml").read_text(encoding="utf-8")
     ('title = "one', 'titel = "one', "AI-Hypercomputer/maxtext#1972: title is missing"),
     ("blind = [", "blnd = [", "AI-Hypercomputer/maxtext#1972: blind is missing"),
     ('file = "10', 'ranks = 0\nfile = "10', "outside of all exhibits: there is no setting 'ranks'"),
+    ("ranks = 0", "ranks = 1", "AI-Hypercomputer/maxtext#1972: 'table 1' is no observable"),
     ("ranks = 0", 'ranks = "0"', "AI-Hypercomputer/maxtext#1972: ranks .* is not a number"),
     ("[[exhibits]]", "[[exhibits]", "line")])
 def test_a_wrong_file_is_one_clear_line(tmp_path, right, wrong, error):
